@@ -1,0 +1,3 @@
+from cosnorm.cli import main
+
+main()

@@ -1,0 +1,23 @@
+"""Every test runs with uninitialised memory poisoned and warnings as errors (pyproject.toml)."""
+
+import os
+
+import pytest
+import torch
+
+# Two test processes share the cores; more threads each would only make them wait for one another.
+torch.set_num_threads(int(os.environ.get("COSNORM_TEST_THREADS", "1")))
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory():
+    """`torch.empty` returns NaN, so that a result nothing wrote cannot pass for zero."""
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
