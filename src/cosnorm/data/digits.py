@@ -1,0 +1,21 @@
+"""The 1,797 handwritten digits of 8 × 8 pixels that come with scikit-learn."""
+
+import numpy as np
+
+from cosnorm.data.dataset import Dataset, split_of
+from cosnorm.data.errors import require
+from cosnorm.data.splits import stratified_test_rows
+
+
+def digits() -> Dataset:
+    """The digits, a fifth of each class for test by a fixed seed; levels 0…16 become 0…255."""
+    source = require("sklearn.datasets", "the embedded digits").load_digits()
+    images = np.rint(source.images * (255 / 16)).astype(np.uint8)[:, None]
+    labels, test = source.target, stratified_test_rows(source.target)
+    return Dataset(
+        "digits",
+        split_of(images[~test], labels[~test]),
+        split_of(images[test], labels[test]),
+        tuple("0123456789"),
+        "image",
+    )
