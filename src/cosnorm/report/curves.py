@@ -1,0 +1,118 @@
+"""Curves over seeds: mean and deviation at each evaluation, thinned for the page, and the y-range
+in which converged curves can be told apart.
+"""
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from cosnorm.report.groups import Group, Spread
+from cosnorm.report.runs import Run, number
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points in order of x; `deviation` is over seeds, None where a single seed gives none."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+    deviation: Sequence[float | None]
+
+    def take(self, kept: Sequence[int]) -> "Curve":
+        x, y, deviation = self.x, self.y, self.deviation
+        return Curve([x[i] for i in kept], [y[i] for i in kept], [deviation[i] for i in kept])
+
+
+def points(run: Run, metric: str, unit: str) -> list[tuple[float, float]]:
+    """The (x, y) of a run's evaluations that have both numbers."""
+    pairs = ((number(line.get(unit)), number(line.get(metric))) for line in run.metrics)
+    return [(x, y) for x, y in pairs if x is not None and y is not None]
+
+
+def run_curve(run: Run, metric: str, unit: str) -> Curve:
+    pairs = points(run, metric, unit)
+    return Curve([x for x, _ in pairs], [y for _, y in pairs], [None] * len(pairs))
+
+
+def group_curve(group: Group, metric: str, unit: str) -> Curve:
+    """The mean over the group's shown runs at every x that any of them has."""
+    values: defaultdict[float, list[float]] = defaultdict(list)
+    for run in group.shown:
+        for x, y in points(run, metric, unit):
+            values[x].append(y)
+    xs = sorted(values)
+    spreads = [spread for x in xs if (spread := Spread.of(values[x])) is not None]
+    return Curve(xs, [s.mean for s in spreads], [s.deviation for s in spreads])
+
+
+def thin(curve: Curve, limit: int) -> Curve:
+    """At most `limit` points that keep the look of the curve: largest triangle, three buckets.
+
+    The first and last point stay; of each bucket between, the point that spans the largest
+    triangle with the point kept before it and the mean of the next bucket.
+    """
+    size = len(curve.x)
+    if size <= limit:
+        return curve
+    edges = [1 + round(i * (size - 2) / (limit - 2)) for i in range(limit - 1)]
+    kept = [0]
+    for low, high in pairwise(edges):
+        after = range(high, max(min(size, 2 * high - low), high + 1))
+        goal = (
+            statistics.fmean(curve.x[i] for i in after),
+            statistics.fmean(curve.y[i] for i in after),
+        )
+        last = (curve.x[kept[-1]], curve.y[kept[-1]])
+        kept.append(
+            max(range(low, high), key=lambda i: _area(last, (curve.x[i], curve.y[i]), goal))
+        )
+    return curve.take([*kept, size - 1])
+
+
+def _area(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> float:
+    return abs((a[0] - c[0]) * (b[1] - a[1]) - (a[0] - b[0]) * (c[1] - a[1]))
+
+
+# A curve whose converged level lies this many times above the median level leaves the scale to
+# the others and is named as off scale instead.
+OFF_SCALE = 4.0
+
+
+def levels(curves: Sequence[Curve]) -> list[float | None]:
+    """The converged level of each curve: the median of its last half."""
+    return [statistics.median(c.y[len(c.y) // 2 :]) if c.y else None for c in curves]
+
+
+def off_scale(curves: Sequence[Curve]) -> list[bool]:
+    """Which curves lie so far above the rest that they would flatten it."""
+    known = [level for level in levels(curves) if level is not None]
+    if not known:
+        return [False] * len(curves)
+    limit = OFF_SCALE * statistics.median_low(known)
+    return [level is not None and level > limit > 0 for level in levels(curves)]
+
+
+def readable_range(curves: Sequence[Curve]) -> tuple[float, float]:
+    """The y-range that shows the converged part: early transients may leave it at the top.
+
+    Its floor is the lowest point. Its ceiling is the 97th percentile of what comes after the first
+    tenth, but stays within 1.2 times the spread of the converged halves above them.
+    """
+    pairs = zip(curves, off_scale(curves), strict=True)
+    kept = [c for c, off in pairs if not off and c.y]
+    if not kept:
+        return (0.0, 1.0)
+    low = min(min(c.y) for c in kept)
+    tail = max(_quantile(c.y[len(c.y) // 2 :], 0.98) for c in kept)
+    settled = [y for c in kept for y in c.y[len(c.y) // 10 :]]
+    spread = max(tail - low, 0.05 * abs(low), 1e-6)
+    high = min(max(_quantile(settled, 0.97), tail), tail + 1.2 * spread)
+    margin = 0.06 * max(high - low, spread)
+    return (low - margin if low < 0 else max(0.0, low - margin), high + margin)
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[math.ceil(share * len(values)) - 1]
