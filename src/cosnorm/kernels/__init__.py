@@ -1,0 +1,1 @@
+"""The steps of a layer, twice under the same names: `plain` in torch, the others in Triton."""

@@ -1,0 +1,256 @@
+"""Convolutions that measure similarity, plain and transposed, in one, two and three dimensions."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as torch_functional
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.modules.utils import _pair, _single, _triple
+
+from cosnorm import functional as F
+from cosnorm.nn.scale import LearnScale, add_scale, check_activation, describe, reset_scale
+
+_TUPLES = {1: _single, 2: _pair, 3: _triple}
+
+
+class _Similarity:
+    """What plain and transposed layers share beside torch's own: scale, centring, activation."""
+
+    def _init_similarity(
+        self: Any, centered: bool, scale: Any, learn_scale: LearnScale, activation: str | None,
+        device: Any, dtype: Any,
+    ) -> None:  # fmt: skip
+        check_activation(self, activation)
+        self.centered, self.activation = centered, activation
+        add_scale(self, self.out_channels, scale, learn_scale, device=device, dtype=dtype)
+        reset_scale(self)
+
+    def reset_parameters(self: Any) -> None:
+        super().reset_parameters()  # pyright: ignore[reportAttributeAccessIssue]
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+        if hasattr(self, "scale"):  # torch resets once before we have added ours
+            reset_scale(self)
+
+    def extra_repr(self: Any) -> str:
+        torch_part = super().extra_repr()  # pyright: ignore[reportAttributeAccessIssue]
+        return f"{torch_part}, centered={self.centered}{describe(self)}"
+
+    def _ours(self: Any) -> dict[str, Any]:
+        return {"centered": self.centered, "scale": self.scale, "activation": self.activation}
+
+
+class _CosineConv(_Similarity, _ConvNd):
+    """Stands in for nn.ConvNd: y = act(scale · cos(receptive field, filter)).
+
+    Every receptive field has its own norm (and mean, if centred); whatever the padding mode puts
+    around the input belongs to the fields. Parameters, their initialisation and all arguments are
+    torch's, but bias=False; the rest is as in CosineLinear.
+    """
+
+    dims: int
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Any,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+        bias: bool = False,
+        padding_mode: str = "zeros",
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        centered: bool = False,
+        scale: float | None = None,
+        learn_scale: LearnScale = False,
+        activation: str | None = None,
+    ) -> None:
+        each = _TUPLES[self.dims]
+        super().__init__(
+            in_channels, out_channels, each(kernel_size), each(stride),
+            padding if isinstance(padding, str) else each(padding),
+            each(dilation), False, each(0), groups, bias, padding_mode, device, dtype,
+        )  # fmt: skip
+        self._init_similarity(centered, scale, learn_scale, activation, device, dtype)
+
+    def forward(self, input: Tensor) -> Tensor:
+        function = getattr(F, f"cosine_conv{self.dims}d")
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            input = torch_functional.pad(
+                input, self._reversed_padding_repeated_twice, mode=self.padding_mode
+            )
+            padding = 0
+        return function(
+            input, self.weight, self.bias, self.stride, padding, self.dilation, self.groups,
+            **self._ours(),
+        )  # fmt: skip
+
+
+class _PearsonConv(_CosineConv):
+    """The cosine convolution with centered=True."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Any,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+        bias: bool = False,
+        padding_mode: str = "zeros",
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        scale: float | None = None,
+        learn_scale: LearnScale = False,
+        activation: str | None = None,
+    ) -> None:
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,
+            padding_mode, device, dtype,
+            centered=True, scale=scale, learn_scale=learn_scale, activation=activation,
+        )  # fmt: skip
+
+
+class _CosineConvTranspose(_Similarity, _ConvTransposeNd):
+    """Stands in for nn.ConvTransposeNd.
+
+    The vectors of an output are the inputs that reach it and the taps by which they do; near
+    borders and at strides above one their number differs from output to output.
+    """
+
+    dims: int
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Any,
+        stride: Any = 1,
+        padding: Any = 0,
+        output_padding: Any = 0,
+        groups: int = 1,
+        bias: bool = False,
+        dilation: Any = 1,
+        padding_mode: str = "zeros",
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        centered: bool = False,
+        scale: float | None = None,
+        learn_scale: LearnScale = False,
+        activation: str | None = None,
+    ) -> None:
+        each = _TUPLES[self.dims]
+        super().__init__(
+            in_channels, out_channels, each(kernel_size), each(stride), each(padding),
+            each(dilation), True, each(output_padding), groups, bias, padding_mode, device, dtype,
+        )  # fmt: skip
+        self._init_similarity(centered, scale, learn_scale, activation, device, dtype)
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        output_padding = self._output_padding(
+            input, output_size, self.stride, self.padding, self.kernel_size,
+            self.dims, self.dilation,
+        )  # fmt: skip
+        function = getattr(F, f"cosine_conv_transpose{self.dims}d")
+        return function(
+            input, self.weight, self.bias, self.stride, self.padding, output_padding,
+            self.groups, self.dilation, **self._ours(),
+        )  # fmt: skip
+
+
+class _PearsonConvTranspose(_CosineConvTranspose):
+    """The cosine transposed convolution with centered=True."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Any,
+        stride: Any = 1,
+        padding: Any = 0,
+        output_padding: Any = 0,
+        groups: int = 1,
+        bias: bool = False,
+        dilation: Any = 1,
+        padding_mode: str = "zeros",
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        scale: float | None = None,
+        learn_scale: LearnScale = False,
+        activation: str | None = None,
+    ) -> None:
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias,
+            dilation, padding_mode, device, dtype,
+            centered=True, scale=scale, learn_scale=learn_scale, activation=activation,
+        )  # fmt: skip
+
+
+class CosineConv1d(_CosineConv):
+    __doc__ = _CosineConv.__doc__
+    dims = 1
+
+
+class CosineConv2d(_CosineConv):
+    __doc__ = _CosineConv.__doc__
+    dims = 2
+
+
+class CosineConv3d(_CosineConv):
+    __doc__ = _CosineConv.__doc__
+    dims = 3
+
+
+class PearsonConv1d(_PearsonConv):
+    __doc__ = _PearsonConv.__doc__
+    dims = 1
+
+
+class PearsonConv2d(_PearsonConv):
+    __doc__ = _PearsonConv.__doc__
+    dims = 2
+
+
+class PearsonConv3d(_PearsonConv):
+    __doc__ = _PearsonConv.__doc__
+    dims = 3
+
+
+class CosineConvTranspose1d(_CosineConvTranspose):
+    __doc__ = _CosineConvTranspose.__doc__
+    dims = 1
+
+
+class CosineConvTranspose2d(_CosineConvTranspose):
+    __doc__ = _CosineConvTranspose.__doc__
+    dims = 2
+
+
+class CosineConvTranspose3d(_CosineConvTranspose):
+    __doc__ = _CosineConvTranspose.__doc__
+    dims = 3
+
+
+class PearsonConvTranspose1d(_PearsonConvTranspose):
+    __doc__ = _PearsonConvTranspose.__doc__
+    dims = 1
+
+
+class PearsonConvTranspose2d(_PearsonConvTranspose):
+    __doc__ = _PearsonConvTranspose.__doc__
+    dims = 2
+
+
+class PearsonConvTranspose3d(_PearsonConvTranspose):
+    __doc__ = _PearsonConvTranspose.__doc__
+    dims = 3

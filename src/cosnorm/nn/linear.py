@@ -1,0 +1,97 @@
+"""Linear layers that measure similarity."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cosnorm import functional as F
+from cosnorm.nn.scale import LearnScale, add_scale, check_activation, describe, reset_scale
+
+
+class CosineLinear(nn.Module):
+    """Stands in for nn.Linear: y = act(scale · cos(x, w)).
+
+    Parameters and their initialisation are nn.Linear's (a bias starts at zero and is off unless
+    asked for), so its state_dict loads into a layer with the same `bias`.
+
+    Args:
+        in_features, out_features, bias, device, dtype: as nn.Linear, but bias=False.
+        centered: Pearson correlation instead of the cosine.
+        scale: fixed factor, or where a learned one starts (1 if None).
+        learn_scale: True for one learned factor, "per_output" for one each.
+        activation: None or "relu", fused.
+
+    Example:
+        >>> CosineLinear(16, 5, activation="relu")(torch.randn(8, 16)).shape
+        torch.Size([8, 5])
+    """
+
+    weight: Tensor
+    scale: Any
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        centered: bool = False,
+        scale: float | None = None,
+        learn_scale: LearnScale = False,
+        activation: str | None = None,
+    ) -> None:
+        super().__init__()
+        check_activation(self, activation)
+        factory = {"device": device, "dtype": dtype}
+        self.in_features, self.out_features = in_features, out_features
+        self.centered, self.activation = centered, activation
+        self.weight = nn.Parameter(torch.empty((out_features, in_features), **factory))
+        if bias:
+            self.bias = nn.Parameter(torch.empty(out_features, **factory))
+        else:
+            self.register_parameter("bias", None)
+        add_scale(self, out_features, scale, learn_scale, **factory)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+        reset_scale(self)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.cosine_linear(
+            input, self.weight, self.bias,
+            centered=self.centered, scale=self.scale, activation=self.activation,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}, centered={self.centered}{describe(self)}"
+        )
+
+
+class PearsonLinear(CosineLinear):
+    """CosineLinear with centered=True: y = act(scale · pearson(x, w))."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        scale: float | None = None,
+        learn_scale: LearnScale = False,
+        activation: str | None = None,
+    ) -> None:
+        super().__init__(
+            in_features, out_features, bias, device, dtype,
+            centered=True, scale=scale, learn_scale=learn_scale, activation=activation,
+        )  # fmt: skip

@@ -1,0 +1,314 @@
+"""The ops as torch.library knows them: schema, fake, autograd and vmap of each.
+
+`cosnorm::cosine_linear`, `cosine_conv1d/2d/3d` and `cosine_conv_transpose1d/2d/3d`, each with its
+`_backward`. An op returns (output, cosine, rnorm, mean, weight_stats), of which callers use the
+first and backward the rest. Backward is the fast formula; where it has to be differentiated again,
+the reference is differentiated instead.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosnorm import algorithm, reference
+from cosnorm.algorithm import Geometry, Kept, memory_format
+from cosnorm.reference import keeps_cosine, stats_dtype
+
+_TENSORS = "Tensor input, Tensor weight, Tensor? bias, Tensor? scale"
+_KEPT = "Tensor output, Tensor cosine, Tensor rnorm, Tensor mean, Tensor weight_stats"
+_TAIL = "float gain, bool centered, bool relu"
+_CONV = "int[] stride, int[] padding, int[] dilation, int groups, "
+_TRANSPOSE = "int[] stride, int[] padding, int[] output_padding, int groups, int[] dilation, "
+
+_library = torch.library.Library("cosnorm", "DEF")
+
+
+@dataclass(frozen=True)
+class Family:
+    """What the ops of one kind have in common; the static arguments follow four tensors."""
+
+    statics: str
+    reference: Callable[..., reference.Result]
+    forward: Callable[..., Kept]
+    backward: Callable[..., Sequence[Tensor | None]]
+    shapes: Callable[..., tuple[Sequence[int], Sequence[int], int]]
+
+
+def _linear_forward(input, weight, bias, scale, gain, centered, relu) -> Kept:
+    rows = input.reshape(-1, input.shape[-1])
+    kept = algorithm.forward(rows, weight, bias, scale, algorithm.LINEAR, gain, centered, relu)
+    lead = input.shape[:-1]
+
+    def unfold(map: Tensor) -> Tensor:
+        return map.view(*lead, map.shape[-1]) if map.dim() == 2 else map
+
+    return Kept(*map(unfold, kept[:4]), kept.weight_stats)
+
+
+def _linear_backward(grad, input, weight, bias, scale, kept, gain, centered, relu, need):
+    def fold(map: Tensor) -> Tensor:
+        return map.reshape(-1, map.shape[-1]) if map.numel() or map.dim() > 1 else map
+
+    kept = Kept(*map(fold, kept[:4]), kept.weight_stats)
+    dx, *rest = algorithm.backward(
+        fold(grad),
+        fold(input),
+        weight,
+        bias,
+        scale,
+        kept,
+        algorithm.LINEAR,
+        gain,
+        centered,
+        relu,
+        need,
+    )
+    return None if dx is None else dx.view(input.shape), *rest
+
+
+def _conv_forward(input, weight, bias, scale, stride, padding, dilation, groups, *tail) -> Kept:
+    geometry = Geometry(stride, padding, dilation, groups)
+    return algorithm.forward(input, weight, bias, scale, geometry, *tail)
+
+
+def _conv_backward(
+    grad, input, weight, bias, scale, kept, stride, padding, dilation, groups, *tail
+):
+    geometry = Geometry(stride, padding, dilation, groups)
+    return algorithm.backward(grad, input, weight, bias, scale, kept, geometry, *tail)
+
+
+def _transpose_forward(input, weight, bias, scale, *statics) -> Kept:
+    result = reference.cosine_conv_transpose(input, weight, bias, scale, *statics)
+    none = result.rnorm.new_empty(0)
+    return Kept(result.output, result.cosine, none, none.clone(), none.clone())
+
+
+def _transpose_backward(grad, input, weight, bias, scale, kept, *statics_and_need):
+    *statics, need = statics_and_need
+    return pullback(
+        reference.cosine_conv_transpose, grad, (input, weight, bias, scale), statics, need
+    )
+
+
+def _linear_shapes(input, weight, *_):
+    return (*input.shape[:-1], weight.shape[0]), (*input.shape[:-1], 1), weight.shape[0]
+
+
+def _conv_shapes(input, weight, stride, padding, dilation, groups, *_):
+    size = [
+        (n + 2 * p - d * (k - 1) - 1) // s + 1
+        for n, k, s, p, d in zip(
+            input.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
+        )
+    ]
+    batch, out = input.shape[0], weight.shape[0]
+    return (batch, out, *size), (batch, groups, *size), out
+
+
+def _transpose_shapes(input, weight, stride, padding, output_padding, groups, dilation, *_):
+    size = [
+        (n - 1) * s - 2 * p + d * (k - 1) + o + 1
+        for n, k, s, p, o, d in zip(
+            input.shape[2:],
+            weight.shape[2:],
+            stride,
+            padding,
+            output_padding,
+            dilation,
+            strict=True,
+        )
+    ]
+    return (input.shape[0], weight.shape[1] * groups, *size), (0,), 0
+
+
+def pullback(
+    function: Callable[..., reference.Result],
+    grad: Tensor,
+    tensors: Sequence[Tensor | None],
+    statics: Sequence[Any],
+    need: Sequence[bool],
+) -> list[Tensor | None]:
+    """Gradients by differentiating the reference, themselves differentiable."""
+    wanted = [i for i, wants in enumerate(need) if wants and tensors[i] is not None]
+
+    def output(*chosen: Tensor) -> Tensor:
+        full = list(tensors)
+        for i, tensor in zip(wanted, chosen, strict=True):
+            full[i] = tensor
+        return function(*full, *statics).output
+
+    grads = torch.func.vjp(output, *[tensors[i] for i in wanted])[1](grad)
+    result: list[Tensor | None] = [None] * len(tensors)
+    for i, g in zip(wanted, grads, strict=True):
+        result[i] = g
+    return result
+
+
+def _fake(family: Family, input, weight, bias, scale, *statics) -> tuple[Tensor, ...]:
+    shape, field, units = family.shapes(input, weight, *statics)
+    centered, relu = statics[-2:]
+    layout = memory_format(input, weight) if input.dim() == weight.dim() else None
+    output = input.new_empty(shape)
+    if layout is not None:
+        output = output.contiguous(memory_format=layout)
+    wide = stats_dtype(input.dtype)
+    return (
+        output,
+        torch.empty_like(output) if keeps_cosine(scale, relu) else input.new_empty(0),
+        input.new_empty(field, dtype=wide),
+        input.new_empty(field if centered else (0,), dtype=wide),
+        weight.new_empty((2, units) if units else (0,), dtype=stats_dtype(weight.dtype)),
+    )
+
+
+def _fake_backward(grad, input, weight, bias, scale, *rest) -> tuple[Tensor, ...]:
+    return tuple(
+        input.new_empty(0) if t is None or not wants else _settled(t, (input, weight))
+        for t, wants in zip((input, weight, bias, scale), rest[-1], strict=True)
+    )
+
+
+def _settled(like: Tensor, pair: tuple[Tensor, Tensor]) -> Tensor:
+    return torch.empty_like(like, memory_format=_grad_format(like, pair))
+
+
+def _grad_format(like: Tensor, pair: tuple[Tensor, Tensor]) -> torch.memory_format:
+    """A gradient lies as its tensor does; that of the input as the output of the layer."""
+    if like.dim() != pair[1].dim():
+        return torch.contiguous_format
+    return memory_format(*pair) if like is pair[0] else memory_format(like)
+
+
+def _run(family: Family, input, weight, bias, scale, *statics) -> tuple[Tensor, ...]:
+    kept = family.forward(input, weight, bias, scale, *statics)
+    return (kept.output, kept.cosine, *(t.contiguous() for t in kept[2:]))
+
+
+def _run_backward(family: Family, grad, input, weight, bias, scale, *rest) -> tuple[Tensor, ...]:
+    kept, statics = Kept(*rest[:5]), rest[5:]
+    grads = family.backward(grad, input, weight, bias, scale, kept, *statics)
+    pair = (input, weight)
+    return tuple(
+        input.new_empty(0)
+        if g is None or t is None or not wants
+        else g.contiguous(memory_format=_grad_format(t, pair))
+        for g, t, wants in zip(grads, (input, weight, bias, scale), statics[-1], strict=True)
+    )
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    input, weight, bias, scale, *statics = inputs
+    y, cosine, *stats = output
+    kept = cosine if keeps_cosine(scale, statics[-1]) else y
+    ctx.save_for_backward(input, weight, bias, scale, kept, *stats)
+    ctx.statics = statics
+    ctx.set_materialize_grads(False)
+
+
+def _autograd(family: Family, name: str, ctx, grad, *_):
+    none = (None,) * len(ctx.statics)
+    need = [bool(n) for n in ctx.needs_input_grad[:4]]
+    if grad is None:
+        return (None, None, None, None, *none)
+    input, weight, bias, scale, kept, *stats = ctx.saved_tensors
+    tensors = (input, weight, bias, scale)
+    if torch.is_grad_enabled():
+        return (*pullback(family.reference, grad, tensors, ctx.statics, need), *none)
+    op = getattr(torch.ops.cosnorm, f"{name}_backward")
+    # One of output and cosine was kept; the other place takes the same tensor, unread.
+    grads = op(grad, *tensors, kept, kept, *stats, *ctx.statics, need)
+    return (*(g if wants else None for g, wants in zip(grads, need, strict=True)), *none)
+
+
+def _vmap(family: Family, name: str, info, in_dims, input, weight, bias, scale, *statics):
+    if all(d is None for d in in_dims[1:4]) and in_dims[0] is not None:
+        return _vmap_input(name, input.movedim(in_dims[0], 0), weight, bias, scale, statics)
+
+    def whole(*tensors):
+        x, w, b, s = tensors
+        return (*family.reference(x, w, b, s, *statics), _stats_of(family, w, b, statics))
+
+    outputs = torch.vmap(whole, in_dims[:4])(input, weight, bias, scale)
+    return tuple(outputs), (0,) * 5
+
+
+def _stats_of(family: Family, weight, bias, statics):
+    if family.forward is _transpose_forward:
+        return weight.new_empty(0, dtype=stats_dtype(weight.dtype))
+    return reference.weight_stats(weight, bias, statics[-2])
+
+
+def _vmap_input(name: str, input, weight, bias, scale, statics):
+    """Only the input is batched: its extra dimension joins the batch."""
+    op = getattr(torch.ops.cosnorm, name)
+    if weight.dim() == 2:
+        outputs = op(input, weight, bias, scale, *statics)
+        return tuple(outputs), tuple(
+            None if i == 4 or not t.numel() else 0 for i, t in enumerate(outputs)
+        )
+    outputs = op(input.flatten(0, 1), weight, bias, scale, *statics)
+    size = input.shape[:2]
+    maps = tuple(t.unflatten(0, size) if t.dim() > 2 else t for t in outputs)
+    return maps, tuple(0 if t.dim() > 2 else None for t in outputs)
+
+
+def _vmap_backward(family: Family, info, in_dims, *args):
+    *tensors, need = args[:5], args[-1]
+    statics = args[10:-1]
+
+    def whole(grad, input, weight, bias, scale):
+        tensors = (input, weight, bias, scale)
+        grads = pullback(family.reference, grad, tensors, statics, need)
+        return tuple(input.new_empty(0) if g is None else g for g in grads)
+
+    return torch.vmap(whole, in_dims[:5])(*tensors[0]), (0,) * 4
+
+
+def _register(name: str, family: Family) -> None:
+    returns = "(Tensor, Tensor, Tensor, Tensor, Tensor)"
+    backward = f"{name}_backward"
+    _library.define(f"{name}({_TENSORS}, {family.statics}{_TAIL}) -> {returns}")
+    _library.define(
+        f"{backward}(Tensor grad, {_TENSORS}, {_KEPT}, {family.statics}{_TAIL}, bool[] need)"
+        " -> (Tensor, Tensor, Tensor, Tensor)"
+    )
+    _library.impl(name, partial(_run, family), "CompositeExplicitAutograd")
+    _library.impl(backward, partial(_run_backward, family), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"cosnorm::{name}", partial(_fake, family), lib=_library)
+    torch.library.register_fake(f"cosnorm::{backward}", _fake_backward, lib=_library)
+    torch.library.register_autograd(
+        f"cosnorm::{name}",
+        partial(_autograd, family, name),
+        setup_context=_setup_context,
+        lib=_library,
+    )
+    torch.library.register_vmap(f"cosnorm::{name}", partial(_vmap, family, name), lib=_library)
+    torch.library.register_vmap(
+        f"cosnorm::{backward}", partial(_vmap_backward, family), lib=_library
+    )
+
+
+_register(
+    "cosine_linear",
+    Family("", reference.cosine_linear, _linear_forward, _linear_backward, _linear_shapes),
+)
+for _dims in (1, 2, 3):
+    _register(
+        f"cosine_conv{_dims}d",
+        Family(_CONV, reference.cosine_conv, _conv_forward, _conv_backward, _conv_shapes),
+    )
+    _register(
+        f"cosine_conv_transpose{_dims}d",
+        Family(
+            _TRANSPOSE,
+            reference.cosine_conv_transpose,
+            _transpose_forward,
+            _transpose_backward,
+            _transpose_shapes,
+        ),
+    )

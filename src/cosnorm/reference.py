@@ -1,0 +1,353 @@
+"""Every op in plain, differentiable torch, written to be read: the oracle and the fallback.
+
+    c = x·w / (|x| |w|)                     cosine
+    c = (x-μx)·(w-μw) / (|x-μx| |w-μw|)     Pearson (centered)
+    y = act(gain · scale · c)
+
+x is a row of a linear layer or one receptive field of a convolution. A bias extends the vectors to
+[x, 1] and [w, b]. Norms, means and sums are float32 (float64 for float64), whatever the dtype of x.
+A vector that is zero, for Pearson constant, gives 0 and passes no gradient; |c| ≤ 1 always.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CONVOLUTION = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+CONVOLUTION_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+
+
+class Result(NamedTuple):
+    """What an op returns: its output and the little that its backward keeps."""
+
+    output: Tensor
+    cosine: Tensor  # c, only where it can't be had from the output: a scale tensor without ReLU
+    rnorm: Tensor  # 1/|x| of each row or field, 0 for a vector without direction
+    mean: Tensor  # μx, Pearson only
+
+
+class Unit(NamedTuple):
+    """Weight vectors of length one, for Pearson of mean zero, in the dtype they were asked in."""
+
+    weight: Tensor
+    bias: Tensor | None
+    total: Tensor  # the sum of the entries after rounding: what centring has left over
+
+
+def stats_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def compute_dtype(input: Tensor) -> torch.dtype:
+    """The dtype of the product: x·v need not fit into float16 though x and the result do."""
+    return torch.float32 if input.dtype == torch.float16 else input.dtype
+
+
+def keeps_cosine(scale: Tensor | None, relu: bool) -> bool:
+    """Whether backward needs c itself: y/scale fails where a learned scale passes through zero."""
+    return scale is not None and not relu
+
+
+def inverse_norm(norm2: Tensor, square: Tensor | None = None) -> Tensor:
+    """1/√norm2, and 0 for a vector without direction.
+
+    norm2: |x|², for Pearson |x-μ|². square: for Pearson Σx², by which a constant is recognised.
+    """
+    floor = 0.0 if square is None else 16 * torch.finfo(norm2.dtype).eps ** 2 * square
+    alive = norm2 > floor
+    return torch.where(alive, torch.where(alive, norm2, 1.0).rsqrt(), 0.0)
+
+
+def with_one(count: int, mean: Tensor, m2: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and Σ(x-μ)² of `count` entries after one more entry, 1, has joined them."""
+    delta = 1 - mean
+    return mean + delta / (count + 1), m2 + delta.square() * (count / (count + 1))
+
+
+def centred_norm(count: int, mean: Tensor, m2: Tensor, bias: bool) -> tuple[Tensor, Tensor]:
+    """(1/|x-μ|, μ) of vectors of `count` entries, extended by 1 with a bias."""
+    if bias:
+        mean, m2 = with_one(count, mean, m2)
+        count += 1
+    return inverse_norm(m2, m2 + count * mean.square()), mean
+
+
+def unit_weight(weight: Tensor, bias: Tensor | None, centered: bool, dtype: torch.dtype) -> Unit:
+    """v = w/|w|, for Pearson (w-μw)/|w-μw|, over everything but the first dimension."""
+    rows = weight.to(stats_dtype(weight.dtype)).flatten(1)
+    if bias is not None:
+        rows = torch.cat([rows, bias.to(rows.dtype).unsqueeze(1)], 1)
+    square = rows.square().sum(1, keepdim=True)
+    if centered:
+        rows = rows - rows.mean(1, keepdim=True)
+        rows = rows * inverse_norm(rows.square().sum(1, keepdim=True), square)
+    else:
+        rows = rows * inverse_norm(square)
+    rows = rows.to(dtype)
+    total = rows.to(square.dtype).sum(1)
+    if bias is None:
+        return Unit(rows.view_as(weight), None, total)
+    return Unit(rows[:, :-1].reshape(weight.shape), rows[:, -1], total)
+
+
+def weight_stats(weight: Tensor, bias: Tensor | None, centered: bool) -> Tensor:
+    """(2, out): 1/|w| and μw of each unit, of which the cosine has no use."""
+    rows = weight.to(stats_dtype(weight.dtype)).flatten(1)
+    if bias is not None:
+        rows = torch.cat([rows, bias.to(rows.dtype).unsqueeze(1)], 1)
+    square = rows.square().sum(1)
+    if not centered:
+        return torch.stack([inverse_norm(square), torch.zeros_like(square)])
+    mean = rows.mean(1)
+    m2 = (rows - mean.unsqueeze(1)).square().sum(1)
+    return torch.stack([inverse_norm(m2, square), mean])
+
+
+def row_stats(input: Tensor, centered: bool, bias: bool) -> tuple[Tensor, Tensor]:
+    """(1/|x|, μ) of each row, with a last dimension of one."""
+    x = input.to(stats_dtype(input.dtype))
+    if not centered:
+        return inverse_norm(x.square().sum(-1, keepdim=True) + float(bias)), x.new_empty(0)
+    mean = x.mean(-1, keepdim=True)
+    m2 = (x - mean).square().sum(-1, keepdim=True)
+    return centred_norm(x.shape[-1], mean, m2, bias)
+
+
+def field_stats(
+    input: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    centered: bool,
+    bias: bool,
+) -> tuple[Tensor, Tensor]:
+    """(1/|x|, μ) of each receptive field, (N, groups, *output size).
+
+    Over the channels first, then over the window of a map of one channel. Means and squared
+    deviations are merged pairwise, Σ(x-μ)² = Σ M2 + count·Σ(m-μ)², never as E[x²]-E[x]².
+    """
+    x = input.to(stats_dtype(input.dtype)).unflatten(1, (groups, -1))
+    pad = [p for size in reversed(padding) for p in (size, size)]
+
+    def windows(map: Tensor, axis: int) -> Tensor:
+        reach = dilation[axis] * (kernel_size[axis] - 1) + 1
+        return map.unfold(axis + 2, reach, stride[axis])[..., :: dilation[axis]]
+
+    if not centered:
+        square = F.pad(x.square().sum(2), pad)
+        for axis in range(len(kernel_size)):
+            square = windows(square, axis).sum(-1)
+        return inverse_norm(square + float(bias)), x.new_empty(0)
+    count = x.shape[2]
+    mean = x.mean(2)
+    m2 = F.pad((x - mean.unsqueeze(2)).square().sum(2), pad)
+    mean = F.pad(mean, pad)
+    for axis, size in enumerate(kernel_size):
+        means = windows(mean, axis)
+        mean = means.mean(-1)
+        spread = (means - mean.unsqueeze(-1)).square().sum(-1)
+        m2 = windows(m2, axis).sum(-1) + count * spread
+        count *= size
+    return centred_norm(count, mean, m2, bias)
+
+
+def finish(
+    cosine: Tensor, scale: Tensor | None, gain: float, relu: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """(y, c): the bound, whose clamp passes gradients unchanged, the scale and the activation.
+
+    cosine: float32 or float64. scale: broadcasts against it.
+    """
+    cosine = cosine + (cosine.clamp(-1, 1) - cosine).detach()
+    output = cosine * gain if scale is None else cosine * (scale.to(cosine.dtype) * gain)
+    kept = cosine.to(dtype) if keeps_cosine(scale, relu) else cosine.new_empty(0, dtype=dtype)
+    return (output.relu() if relu else output).to(dtype), kept
+
+
+def _channelwise(scale: Tensor | None, dims: int) -> Tensor | None:
+    return None if scale is None else scale.reshape(-1, *[1] * dims)
+
+
+def cosine_linear(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    gain: float,
+    centered: bool,
+    relu: bool,
+) -> Result:
+    """act(gain · scale · c) for each row of `input` (…, in) and of `weight` (out, in)."""
+    with torch.autocast(input.device.type, enabled=False):
+        dtype = compute_dtype(input)
+        unit = unit_weight(weight, bias, centered, dtype)
+        rnorm, mean = row_stats(input, centered, bias is not None)
+        product = F.linear(input.to(dtype), unit.weight, unit.bias).to(rnorm.dtype)
+        if centered:
+            product = product - mean * unit.total
+        output, cosine = finish(product * rnorm, scale, gain, relu, input.dtype)
+        return Result(output, cosine, rnorm, mean)
+
+
+def cosine_conv(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    gain: float,
+    centered: bool,
+    relu: bool,
+) -> Result:
+    """act(gain · scale · c) for each receptive field of `input` (N, C, …), in 1, 2 or 3 dims."""
+    with torch.autocast(input.device.type, enabled=False):
+        dtype, dims = compute_dtype(input), input.dim() - 2
+        unit = unit_weight(weight, bias, centered, dtype)
+        rnorm, mean = field_stats(
+            input, weight.shape[2:], stride, padding, dilation, groups, centered, bias is not None
+        )
+        product = CONVOLUTION[dims](
+            input.to(dtype), unit.weight, unit.bias, stride, padding, dilation, groups
+        )
+        product = product.to(rnorm.dtype).unflatten(1, (groups, -1))
+        if centered:
+            total = unit.total.view(groups, -1, *[1] * dims)
+            product = product - mean.unsqueeze(2) * total
+        cosine = (product * rnorm.unsqueeze(2)).flatten(1, 2)
+        output, cosine = finish(cosine, _channelwise(scale, dims), gain, relu, input.dtype)
+        return Result(output, cosine, rnorm, mean)
+
+
+def cosine_conv_transpose(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    groups: int,
+    dilation: Sequence[int],
+    gain: float,
+    centered: bool,
+    relu: bool,
+) -> Result:
+    """act(gain · scale · c) where an output's vectors are the inputs that reach it and their taps.
+
+    Their number changes from output to output, and with it |w|: so both norms are maps here,
+    that of the weights without a batch dimension. weight: (C, out/groups, …), as torch's.
+    """
+    dims, kernel_size = input.dim() - 2, weight.shape[2:]
+    with torch.autocast(input.device.type, enabled=False):
+        x = input.to(stats_dtype(input.dtype))
+        w = weight.to(x.dtype).unflatten(0, (groups, -1)).movedim(1, 2).flatten(3)
+        b = None if bias is None else bias.to(x.dtype).view(groups, -1)
+        shift = w.mean((2, 3)) if centered else 0  # adding a constant to w changes nothing, but
+        kernel = w - shift[..., None, None] if centered else w  # near zero, sums keep their digits
+        offset = None if b is None else b - shift
+
+        def reached(map: Tensor) -> Tensor:  # (N, groups, …) -> (N, groups, taps, positions)
+            return taps(map, kernel_size, stride, padding, output_padding, dilation)
+
+        reach = reached(x.new_ones(1, 1, *x.shape[2:]))[0, 0]
+        rnorm, mean = _reached_stats(
+            x.unflatten(1, (groups, -1)), reached, reach, centered, bias is not None
+        )
+        wnorm = _tap_norm(w, b, reach, centered)
+        product = CONVOLUTION_TRANSPOSE[dims](
+            x,
+            kernel.unflatten(3, kernel_size).movedim(2, 1).flatten(0, 1),
+            None,
+            stride,
+            padding,
+            output_padding,
+            groups,
+            dilation,
+        )
+        size = product.shape[2:]
+        product = product.unflatten(1, (groups, -1)).flatten(3)
+        if offset is not None:
+            product = product + offset.unsqueeze(-1)
+        if centered:
+            total = (kernel.sum(2).unsqueeze(-1) * reach).sum(2)
+            total = total if offset is None else total + offset.unsqueeze(-1)
+            product = product - mean.unsqueeze(2) * total
+        cosine = (product * rnorm.unsqueeze(2) * wnorm).flatten(1, 2).unflatten(2, size)
+        output, cosine = finish(cosine, _channelwise(scale, dims), gain, relu, input.dtype)
+        return Result(output, cosine, rnorm, mean)
+
+
+def taps(
+    map: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Tensor:
+    """What reaches each output of a transposed convolution by each tap, zero where nothing does.
+
+    map: (N, C, …), one value a position. Returns (N, C, taps, positions of the output).
+    """
+    size = math.prod(kernel_size)
+    one_hot = torch.eye(size, dtype=map.dtype, device=map.device).view(1, size, *kernel_size)
+    with torch.backends.cudnn.flags(allow_tf32=False):  # statistics are float32, never less
+        reached = CONVOLUTION_TRANSPOSE[len(kernel_size)](
+            map.flatten(0, 1).unsqueeze(1),
+            one_hot,
+            None,
+            stride,
+            padding,
+            output_padding,
+            1,
+            dilation,
+        )
+    return reached.flatten(2).unflatten(0, map.shape[:2])
+
+
+def _reached_stats(
+    x: Tensor, reached: Callable[[Tensor], Tensor], reach: Tensor, centered: bool, bias: bool
+) -> tuple[Tensor, Tensor]:
+    """(1/|x|, μ) of the inputs that reach each output, (N, groups, positions)."""
+    if not centered:
+        square = reached(x.square().sum(2)).sum(2)
+        return inverse_norm(square + float(bias)), x.new_empty(0)
+    m = x.mean(2)
+    m2 = (x - m.unsqueeze(2)).square().sum(2)
+    one = x.new_ones(()) if bias else None
+    count, mean, m2 = _merge(x.shape[2], reached(m), reached(m2), reach, one)
+    return inverse_norm(m2, m2 + count * mean.square()), mean
+
+
+def _tap_norm(w: Tensor, b: Tensor | None, reach: Tensor, centered: bool) -> Tensor:
+    """1/|w| over the taps that serve each output, (groups, out, positions)."""
+    extra = None if b is None else b.unsqueeze(-1)
+    if not centered:
+        square = (w.square().sum(2).unsqueeze(-1) * reach).sum(2)
+        return inverse_norm(square if extra is None else square + extra.square())
+    m = w.mean(2)
+    m2 = (w - m.unsqueeze(2)).square().sum(2)
+    count, mean, m2 = _merge(w.shape[2], m.unsqueeze(-1), m2.unsqueeze(-1), reach, extra)
+    return inverse_norm(m2, m2 + count * mean.square())
+
+
+def _merge(
+    depth: int, m: Tensor, m2: Tensor, reach: Tensor, extra: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(count, μ, Σ(x-μ)²) over the taps in reach, each `depth` entries of mean m, and one extra."""
+    count, total = depth * reach.sum(0), depth * (m * reach).sum(-2)
+    if extra is not None:
+        count, total = count + 1, total + extra
+    mean = total / count.clamp(min=1)
+    spread = (m2 + depth * (m - mean.unsqueeze(-2)).square()) * reach
+    merged = spread.sum(-2)
+    return count, mean, merged if extra is None else merged + (extra - mean).square()
