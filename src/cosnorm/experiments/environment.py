@@ -1,0 +1,71 @@
+"""Where a run was made: machine, versions, commit. Part of every record."""
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from cosnorm._version import __version__
+
+
+def environment(device: str) -> dict[str, Any]:
+    """What a reader needs to judge or repeat a measurement, as plain values."""
+    import torch
+
+    told: dict[str, Any] = {
+        "cosnorm": __version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": _version("numpy"),
+        "triton": _version("triton"),
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": device,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    if device == "cuda":
+        told["gpu"] = torch.cuda.get_device_name()
+        told["cuda"] = torch.version.cuda
+        told["cudnn"] = torch.backends.cudnn.version()
+    return told
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of the source, when it is a checkout and not an installed package."""
+    here = Path(__file__).resolve().parent
+    if not any((parent / ".git").exists() for parent in here.parents):
+        return None
+    try:
+        out = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return out.stdout.strip() or None
+
+
+def _cpu() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

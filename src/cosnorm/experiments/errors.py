@@ -1,0 +1,13 @@
+"""What can go wrong with a run, as errors whose message is one readable line."""
+
+
+class ConfigError(ValueError):
+    """A setting that no run can have; the message gives the rule, the value and the fix."""
+
+
+class RunError(Exception):
+    """A run that cannot begin or go on; what it had saved before stays as it is."""
+
+
+class StorageError(RunError):
+    """A folder or file that cannot be read or written."""

@@ -1,0 +1,171 @@
+"""Run folders: what a run writes and what readers find there. Loads no torch.
+
+| file | content |
+|---|---|
+| config.json | every setting that decides the result |
+| environment.json | machine, versions, commit |
+| metrics.jsonl | an object per evaluation, appended |
+| checkpoints/ | the last two states to go on from |
+| model.safetensors, ema.safetensors | final parameters, and their average where there is one |
+| summary.json | the result; written last, so its presence means that the run is over |
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cosnorm.experiments.config import Config
+from cosnorm.experiments.errors import RunError
+from cosnorm.experiments.storage import LocalStorage, Storage
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder as read: `summary` is None while the run is not over."""
+
+    path: Path
+    config: Config
+    metrics: list[dict[str, Any]]
+    summary: dict[str, Any] | None
+    environment: dict[str, Any]
+
+
+def read_run(path: str | Path) -> Run:
+    """Read a run folder.
+
+    >>> read_run("runs/digits/pearson-seed0").metrics[-1]["test_error"]  # doctest: +SKIP
+    1.39
+    """
+    folder = RunFolder(LocalStorage(path))
+    config = folder.config()
+    if config is None:
+        raise RunError(
+            f"{path} is no run folder: it has no config.json; `cosnorm train` writes one"
+        )
+    return Run(
+        Path(path),
+        config,
+        folder.metrics(),
+        folder.summary(),
+        folder.read("environment.json") or {},
+    )
+
+
+class RunFolder:
+    """The files of one run, on any storage."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        content = self.storage.read(name)
+        if content is None:
+            return None
+        try:
+            value = json.loads(content)
+        except ValueError as error:
+            raise RunError(
+                f"{self.storage.label}/{name} is not JSON ({error}); restore or delete it"
+            ) from error
+        if not isinstance(value, dict):
+            raise RunError(
+                f"{self.storage.label}/{name} holds no JSON object; restore or delete it"
+            )
+        return value
+
+    def write(self, name: str, value: Mapping[str, Any]) -> None:
+        text = json.dumps(finite(value), indent=2, allow_nan=False)
+        self.storage.write(name, f"{text}\n".encode())
+
+    def config(self) -> Config | None:
+        fields = self.read("config.json")
+        return None if fields is None else Config.from_dict(fields)
+
+    def summary(self) -> dict[str, Any] | None:
+        return self.read("summary.json")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The evaluations so far; a last line cut short by a crash does not count."""
+        lines = (self.storage.read("metrics.jsonl") or b"").split(b"\n")
+        return [json.loads(line) for line in lines[:-1] if line.strip()]
+
+    def append_metrics(self, evaluation: Mapping[str, Any]) -> None:
+        line = json.dumps(finite(evaluation), allow_nan=False)
+        self.storage.append("metrics.jsonl", f"{line}\n".encode())
+
+    def truncate_metrics(self, step: int) -> None:
+        """Drop evaluations after `step`: the run is about to make them again."""
+        lines = (self.storage.read("metrics.jsonl") or b"").split(b"\n")
+        kept = [line + b"\n" for line in lines[:-1] if _step_of(line) <= step]
+        if lines != [b""] and b"".join(kept) != b"\n".join(lines):
+            self.storage.write("metrics.jsonl", b"".join(kept))
+
+    def begin(self, config: Config) -> None:
+        """Write the settings, or check that the folder is of a run with the same ones."""
+        known = self.config()
+        if known is None:
+            self.write("config.json", config.to_dict())
+        elif known != config:
+            raise RunError(
+                f"{self.storage.label} holds a run with other settings "
+                f"({differences(known, config)}): give the same flags to go on with it, "
+                "or choose another folder"
+            )
+
+
+def differences(before: Config, now: Config) -> str:
+    """The settings in which two configurations differ, as `lr 1.0, now 10.0`."""
+    old, new = before.to_dict(), now.to_dict()
+    return ", ".join(f"{key} {old[key]}, now {new[key]}" for key in old if old[key] != new[key])
+
+
+def _step_of(line: bytes) -> float:
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+def finite(value: Any) -> Any:
+    """`value` with every number that JSON does not know (NaN, infinities) as None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
+def window_of(config: Config) -> dict[str, Any]:
+    """The last part of a run over which its error is averaged.
+
+    The last 50 epochs or the last 10,000 steps; of a shorter run, the last quarter.
+    """
+    unit, length = ("epoch", config.epochs) if config.epochs else ("step", config.steps)
+    assert length is not None
+    whole = 50 if unit == "epoch" else 10_000
+    return {"unit": unit, "count": whole if length >= whole else math.ceil(length / 4)}
+
+
+def result_of(
+    config: Config, metrics: Sequence[Mapping[str, Any]], diverged: bool
+) -> dict[str, Any]:
+    """Mean and population variance of the test error over the window, and its last value."""
+    window = window_of(config)
+    length = config.epochs or config.steps
+    assert length is not None
+    first = length - window["count"]
+    errors = [line["test_error"] for line in metrics if line[window["unit"]] > first]
+    known = not diverged and bool(errors) and None not in errors
+    return {
+        "test_error_mean": statistics.fmean(errors) if known else None,
+        "test_error_variance": statistics.pvariance(errors) if known else None,
+        "final_test_error": metrics[-1]["test_error"] if metrics and not diverged else None,
+        "diverged": diverged,
+        "window": {**window, "evaluations": len(errors)},
+    }

@@ -1,0 +1,185 @@
+"""A run from its configuration to its folder, and back from the folder to a network."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cosnorm.experiments.config import Config
+from cosnorm.experiments.errors import RunError
+from cosnorm.experiments.record import RunFolder
+from cosnorm.experiments.stopping import Stop
+from cosnorm.experiments.storage import LocalStorage, Storage
+from cosnorm.experiments.watching import Silence, Watcher
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from cosnorm.experiments.train import Outcome
+
+
+def run(
+    config: Config,
+    out: str | Path | Storage,
+    *,
+    data_dir: str | Path | None = None,
+    watcher: Watcher | None = None,
+    stop: Stop | None = None,
+    checkpoint_seconds: float = 60.0,
+    keep_checkpoints: bool = True,
+) -> "Outcome":
+    """Begin the run in `out`, go on with it, or say that it is over.
+
+    out: the run folder, made where there is none; refused where it is of a run with other settings.
+    checkpoint_seconds: at most this much work is lost to a crash.
+    keep_checkpoints: keep the last two when the run is over, too.
+    """
+    from cosnorm.experiments.train import Outcome
+
+    storage = LocalStorage(out) if isinstance(out, str | Path) else out
+    watcher, stop, folder = watcher or Silence(), stop or Stop(), RunFolder(storage)
+    with storage.claim():
+        folder.begin(config)
+        summary = folder.summary()
+        if summary is not None:
+            return Outcome("diverged" if summary["diverged"] else "done", summary)
+        return _trained(
+            config, folder, data_dir, watcher, stop, checkpoint_seconds, keep_checkpoints
+        )
+
+
+def _trained(
+    config: Config,
+    folder: RunFolder,
+    data_dir: str | Path | None,
+    watcher: Watcher,
+    stop: Stop,
+    checkpoint_seconds: float,
+    keep_checkpoints: bool,
+) -> "Outcome":
+    from cosnorm.experiments.environment import environment
+    from cosnorm.experiments.inputs import dataset_for
+    from cosnorm.experiments.train import train
+
+    check_device(config.device)
+    dataset = dataset_for(config, data_dir)
+    if folder.read("environment.json") is None:
+        folder.write("environment.json", environment(config.device))
+    try:
+        return train(
+            config,
+            dataset,
+            folder,
+            watcher=watcher,
+            stop=stop,
+            checkpoint_seconds=checkpoint_seconds,
+            keep_checkpoints=keep_checkpoints,
+        )
+    except MemoryError as error:
+        raise RunError(f"out of memory ({error}): use a smaller batch size") from error
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that is not there."""
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise RunError("no CUDA device is available to torch: use --device cpu")
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A trained network with what it needs to classify.
+
+    network: in evaluation mode, the averaged parameters where the run has them.
+    """
+
+    config: Config
+    network: "nn.Module"
+    classes: tuple[str, ...]
+    sample_shape: tuple[int, ...]
+    kind: str
+    summary: Mapping[str, Any] | None
+
+    def input_of(self, rows: "Tensor | Any") -> "Tensor":
+        """Rows as stored in data sets (images: uint8, (N, C, H, W)) as network input."""
+        import torch
+
+        from cosnorm.experiments.inputs import pipeline_for
+
+        x = torch.as_tensor(rows)
+        if x.layout == torch.sparse_csr:
+            x = x.to_dense()
+        if tuple(x.shape[1:]) != self.sample_shape:
+            wanted = " × ".join(map(str, self.sample_shape))
+            raise ValueError(
+                f"rows must have shape (N, {wanted}), as in training; got {tuple(x.shape)}"
+            )
+        if self.kind == "image" and x.dtype != torch.uint8:
+            raise ValueError(f"images must be uint8, 0 to 255; got {x.dtype}")
+        return pipeline_for(self.config).eval(x)
+
+    def probabilities(self, rows: "Tensor | Any") -> "Tensor":
+        """The probability of every class for every row, (N, classes)."""
+        import torch
+
+        with torch.no_grad():
+            parts = self.input_of(rows).split(1000)
+            return torch.cat([self.network(part).float().softmax(1) for part in parts])
+
+    def predict(self, rows: "Tensor | Any") -> list[str]:
+        """The most probable class of every row, by name.
+
+        >>> run = load_run("runs/digits/pearson-seed0")  # doctest: +SKIP
+        >>> run.predict(images)  # doctest: +SKIP
+        ['3', '8']
+        """
+        return [self.classes[k] for k in self.probabilities(rows).argmax(1).tolist()]
+
+
+def load_run(path: str | Path, *, averaged: bool = True) -> LoadedRun:
+    """Load a run's network, finished or not, on the CPU.
+
+    path: a run folder, of which no more than config.json and model.safetensors need be there.
+    averaged: use the moving average of the parameters, if there is one.
+
+        import cosnorm
+        run = cosnorm.load_run("runs/digits/pearson-seed0")
+        print(run.predict(images))
+    """
+    from cosnorm.experiments.learner import network_for
+
+    folder = RunFolder(LocalStorage(path))
+    config = folder.config()
+    if config is None:
+        raise RunError(
+            f"{path} is no run folder: it has no config.json; `cosnorm train` writes one"
+        )
+    tensors, data = _parameters(folder, averaged)
+    shape, classes = tuple(data["sample_shape"]), tuple(data["classes"])
+    network = network_for(config, shape, len(classes))
+    network.load_state_dict(tensors)
+    return LoadedRun(config, network.eval(), classes, shape, data["kind"], folder.summary())
+
+
+def _parameters(folder: RunFolder, averaged: bool) -> tuple[dict[str, "Tensor"], dict[str, Any]]:
+    """Final parameters, or those of the last checkpoint of a run that is not over."""
+    from cosnorm.experiments.checkpoint import DamagedCheckpoint, load_checkpoint, unseal
+
+    for name in ("ema.safetensors", "model.safetensors")[not averaged :]:
+        content = folder.storage.read(name)
+        if content is not None:
+            try:
+                tensors, state = unseal(content)
+            except DamagedCheckpoint as error:
+                raise RunError(f"{folder.storage.label}/{name} is damaged: {error}") from error
+            return tensors, state["data"]
+    found, _ = load_checkpoint(folder.storage)
+    if found is None:
+        raise RunError(
+            f"{folder.storage.label} has no parameters: neither model.safetensors nor a checkpoint"
+        )
+    tensors, state = found
+    prefix = "average." if averaged and "average_count" in tensors else "network."
+    chosen = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+    return chosen, state["data"]

@@ -1,0 +1,65 @@
+"""Reasons to stop before the end: a signal, or time that is up."""
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+REASONS = {signal.SIGINT: "SIGINT", signal.SIGTERM: "SIGTERM"}
+
+
+class Interrupted(Exception):
+    """A signal that came when there was nothing to save; `reason` names it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"interrupted by {reason}")
+        self.reason = reason
+
+
+class Stop:
+    """Asked between steps: `reason` is None, "SIGINT", "SIGTERM" or "max_minutes".
+
+    While `listening`, SIGINT and SIGTERM only set the reason, so that the step in hand is finished
+    and saved; a second signal of the kind ends the program at once.
+    """
+
+    def __init__(self, max_minutes: float | None = None) -> None:
+        self._deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
+        self._signal: str | None = None
+
+    @property
+    def reason(self) -> str | None:
+        if self._signal is None and self._deadline is not None:
+            return "max_minutes" if time.monotonic() >= self._deadline else None
+        return self._signal
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self._heard) for number in REASONS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        reason = REASONS[signal.Signals(number)]
+        if self._signal is not None:
+            raise Interrupted(reason)
+        self._signal = reason
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Turn SIGINT and SIGTERM into `Interrupted` wherever no `Stop` is listening."""
+
+    def raise_interrupted(number: int, frame: FrameType | None) -> None:
+        raise Interrupted(REASONS[signal.Signals(number)])
+
+    before = {number: signal.signal(number, raise_interrupted) for number in REASONS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

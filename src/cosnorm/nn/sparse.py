@@ -1,0 +1,251 @@
+"""A linear layer for sparse rows: every method, at the price of the entries that are there.
+
+The dense layer multiplies by every weight; this one reads the weights of the words that occur. For
+that the weight lies input by input in memory (its shape stays `(out, in)`), so that an entry of a
+row meets one contiguous run of weights. What remains is weight-sized work of the normalisation:
+
+    grad W = Σ rows that occur  +  shift ⊗ 1  −  W · slope
+
+with one `slope` and one `shift` per output (both zero for batch, layer and none). That form is
+kept as it is, a `RowGradient`, when the layer is told to: plain SGD then needs one pass over the
+weights, or none. Otherwise the gradient is made dense and autograd goes on as usual.
+
+Zero, precision and bound rules are those of the dense layers. No bias: an all-zero row gives 0.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+# Rows of weights that fit the second-level cache together with their squares.
+_CHUNK = 256
+
+
+@dataclass(frozen=True)
+class RowGradient:
+    """The gradient of a weight (out, in) as its parts.
+
+    rows: (r,) inputs that occurred; values: (r, out) their gradient.
+    slope, shift: (out,) or None; every weight w of output k also has `shift[k] − w·slope[k]`.
+    """
+
+    rows: Tensor
+    values: Tensor
+    slope: Tensor | None
+    shift: Tensor | None
+
+    def dense(self, weight: Tensor) -> Tensor:
+        """The whole gradient, of the shape and memory layout of `weight`."""
+        table = weight.t()
+        if self.slope is None:
+            grad = torch.zeros_like(table)
+        elif self.shift is None:
+            grad = table * -self.slope
+        else:
+            grad = torch.addcmul(self.shift, table, self.slope, value=-1)
+        return grad.index_add_(0, self.rows, self.values).t()
+
+    def descend(self, weight: Tensor, lr: float) -> None:
+        """`weight ← weight − lr · gradient`, in place, in one pass or none."""
+        table = weight.t()
+        if self.slope is not None and self.shift is not None:
+            torch.addcmul(self.shift * -lr, table, 1 + lr * self.slope, out=table)
+        elif self.slope is not None:
+            table.mul_(1 + lr * self.slope)
+        table.index_add_(0, self.rows, self.values, alpha=-lr)
+
+
+class _Statistics(NamedTuple):
+    inverse: Tensor  # 1/|v|, zero by the zero rule
+    mean: Tensor | None
+
+
+def _inverse(centred: Tensor, total: Tensor) -> Tensor:
+    """1/√centred; 0 where the vector is zero, or constant as far as rounding can tell."""
+    limit = 16 * torch.finfo(centred.dtype).eps ** 2 * total
+    some = centred > limit
+    return torch.where(some, torch.where(some, centred, 1).rsqrt(), 0)
+
+
+def _row_statistics(x: Tensor, centered: bool) -> tuple[_Statistics, Tensor]:
+    """Of each row over all its entries, the zeros included; and the rows' sums."""
+    crow, values = x.crow_indices(), x.values()
+    counts = crow.diff()
+    row = torch.arange(len(counts), device=x.device).repeat_interleave(counts)
+    zero = values.new_zeros(len(counts))
+    total = zero.index_add(0, row, values.square())
+    sums = zero.index_add(0, row, values)
+    if not centered:
+        return _Statistics(_inverse(total, total), None), sums
+    mean = sums / x.shape[1]
+    inside = zero.index_add(0, row, (values - mean[row]).square())
+    centred = inside + (x.shape[1] - counts) * mean.square()
+    return _Statistics(_inverse(centred, total), mean), sums
+
+
+def _weight_statistics(weight: Tensor, centered: bool) -> _Statistics:
+    """Of each output's weights, in one pass over the memory.
+
+    Sums are taken about the mean of the first chunk: it is the mean of a part of the data, so the
+    subtraction at the end can lose no more than the ratio of the whole to that part.
+    """
+    chunks = weight.t().split(_CHUNK)
+    first = chunks[0].mean(0) if centered else None
+    sums = torch.zeros_like(chunks[0])
+    squares, total = torch.zeros_like(sums), torch.zeros_like(sums)
+    for chunk in chunks:
+        near = chunk if first is None else chunk - first
+        squares[: len(chunk)].addcmul_(near, near)
+        if first is not None:
+            sums[: len(chunk)] += near
+            total[: len(chunk)].addcmul_(chunk, chunk)
+    if first is None:
+        return _Statistics(_inverse(squares.sum(0), squares.sum(0)), None)
+    inputs = weight.shape[1]
+    offset = sums.sum(0) / inputs
+    centred = squares.sum(0) - inputs * offset.square()
+    return _Statistics(_inverse(centred, total.sum(0)), first + offset)
+
+
+def _product(x: Tensor, table: Tensor) -> Tensor:
+    """`x @ table` for sparse CSR rows."""
+    return F.embedding_bag(
+        x.col_indices(),
+        table,
+        x.crow_indices()[:-1],
+        mode="sum",
+        per_sample_weights=x.values(),
+    )
+
+
+def _rows_of_product(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows of `xᵀ @ grad` that are not empty: their numbers and their values."""
+    crow, col = x.crow_indices(), x.col_indices()
+    col, order = col.sort(stable=True)
+    rows, counts = torch.unique_consecutive(col, return_counts=True)
+    row = torch.arange(len(crow) - 1, device=x.device).repeat_interleave(crow.diff())
+    starts = counts.cumsum(0) - counts
+    weights = x.values().index_select(0, order)
+    source = row.index_select(0, order)
+    return rows, F.embedding_bag(source, grad, starts, mode="sum", per_sample_weights=weights)
+
+
+class _Similarity(torch.autograd.Function):
+    """`x·w` of sparse rows, over the lengths that `mode` names.
+
+    mode: "none" (the product), "weight" (over |w|), "cosine" (over |x||w|), "pearson" (centred).
+    sink: a list that takes the weight's gradient as a `RowGradient`; None for a dense gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, mode: str, sink: list | None) -> Tensor:
+        z = _product(x, weight.t())
+        x_inverse = w_inverse = mean = sums = None
+        if mode != "none":
+            w_inverse, mean = _weight_statistics(weight, mode == "pearson")
+            z *= w_inverse
+        if mode in ("cosine", "pearson"):
+            rows, sums = _row_statistics(x, mode == "pearson")
+            x_inverse = rows.inverse
+            if mean is not None and w_inverse is not None:
+                z.addcmul_(sums[:, None], mean * w_inverse, value=-1)
+            z = z.mul_(x_inverse[:, None]).clamp_(-1, 1)
+        ctx.mode, ctx.sink, ctx.x = mode, sink, x
+        ctx.save_for_backward(weight, z, x_inverse, w_inverse, mean, sums)
+        return z
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor | None, None, None]:
+        weight, z, x_inverse, w_inverse, mean, sums = ctx.saved_tensors
+        grad = grads[0]
+        slope = shift = None
+        if w_inverse is not None:
+            slope = w_inverse.square() * (grad * z).sum(0)
+            grad = grad * w_inverse
+        if x_inverse is not None:
+            grad = grad * x_inverse[:, None]
+        if mean is not None:
+            shift = mean * slope - sums @ grad / weight.shape[1]
+        gradient = RowGradient(*_rows_of_product(ctx.x, grad), slope, shift)
+        if ctx.sink is None:
+            return None, gradient.dense(weight), None, None
+        ctx.sink.append(gradient)
+        return None, None, None, None
+
+
+class SparseLinear(nn.Module):
+    """A linear layer of one of the six methods whose input is sparse CSR, (rows, in_features).
+
+    The same function and the same state as `cosnorm.nn.linear(method, …)` without bias, gradients
+    included; the input itself gets no gradient. `weight` has shape (out, in) and the transposed
+    memory layout. Statistics and products are float32.
+
+    `deferred`: with True, `backward` leaves `weight.grad` alone and puts the weight's gradient into
+    `pending`, for `descend`.
+
+    >>> layer = SparseLinear("cosine", 4, 2, activation="relu")
+    >>> layer(torch.eye(4).to_sparse_csr()).shape
+    torch.Size([4, 2])
+    """
+
+    def __init__(
+        self,
+        method: str,
+        in_features: int,
+        out_features: int,
+        *,
+        affine: bool = False,
+        activation: Literal["relu"] | None = None,
+    ) -> None:
+        super().__init__()
+        if method not in ("pearson", "cosine", "batch", "weight", "layer", "none"):
+            raise ValueError(f"method must be one of the six; got {method!r}")
+        if activation not in (None, "relu"):
+            raise ValueError(f"activation must be None or 'relu'; got {activation!r}")
+        self.method, self.activation, self.in_features = method, activation, in_features
+        self.mode = method if method in ("pearson", "cosine", "weight") else "none"
+        table = torch.empty(in_features, out_features)
+        self.weight = nn.Parameter(nn.init.kaiming_uniform_(table.t(), a=5**0.5))
+        self._add_norm(out_features, affine)
+        self.deferred = False
+        self.pending: list[RowGradient] = []
+
+    def _add_norm(self, outputs: int, affine: bool) -> None:
+        self.norm: nn.Module = nn.Identity()
+        if self.method == "batch":
+            self.norm = nn.BatchNorm1d(outputs, affine=affine)
+        elif self.method == "layer":
+            self.norm = nn.LayerNorm(outputs, elementwise_affine=affine)
+        has_gain = affine and self.method == "weight"
+        self.gain = nn.Parameter(torch.ones(outputs)) if has_gain else None
+        self.shift = nn.Parameter(torch.zeros(outputs)) if has_gain else None
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.layout != torch.sparse_csr or input.shape[-1] != self.in_features:
+            raise ValueError(
+                f"input must be sparse CSR with {self.in_features} columns; got {input.layout} of "
+                f"shape {tuple(input.shape)}: call input.to_sparse_csr()"
+            )
+        with torch.autocast(input.device.type, enabled=False):
+            sink = self.pending if self.deferred else None
+            z = self.norm(_Similarity.apply(input, self.weight, self.mode, sink))
+        if self.gain is not None and self.shift is not None:
+            z = z * self.gain + self.shift
+        return F.relu(z) if self.activation == "relu" else z
+
+    @torch.no_grad()
+    def descend(self, lr: float) -> None:
+        """One step of plain SGD on the weight from the gradients that wait, which are then gone."""
+        if len(self.pending) == 1:
+            self.pending[0].descend(self.weight, lr)
+        else:
+            # Several backward passes: all their gradients belong to the weight as it is now.
+            gradients = [gradient.dense(self.weight) for gradient in self.pending]
+            for gradient in gradients:
+                self.weight.sub_(gradient, alpha=lr)
+        self.pending.clear()
