@@ -56,7 +56,8 @@ class Dataset:
         digest = hashlib.sha256(self.kind.encode())
         for tensor in _tensors(self.train, self.test):
             digest.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
-            digest.update(tensor.contiguous().numpy().data.cast("B"))
+            if tensor.numel():  # an empty buffer cannot be cast
+                digest.update(tensor.contiguous().numpy().data.cast("B"))
         return digest.hexdigest()
 
 
