@@ -1,4 +1,4 @@
-"""The comparison methods: right values, one face, and nothing that torch's own layers can do lost."""
+"""The comparison methods: right values, one face, and nothing lost that torch's layers can do."""
 
 import copy
 import inspect
@@ -290,7 +290,7 @@ def test_torch_finds_the_batch_normalisation_inside():
 
 def test_meta_device_and_repr():
     block = build("LayerNorm", "Conv2d", affine=True, learn_scale=True, activation="relu")
-    assert "affine=True, scale=learned, activation=relu" in repr(block)
+    assert "affine=True, learn_scale=True, activation='relu'" in repr(block)
     meta = build("WeightNorm", "Conv2d", affine=True, learn_scale=True, device="meta")
     assert {p.device.type for p in meta.parameters()} == {"meta"}
 
@@ -312,12 +312,26 @@ def test_bad_input_is_refused_with_the_rule_and_the_value(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_bad_options_are_refused_with_the_rule_and_the_value(name):
-    with pytest.raises(ValueError, match="activation must be None or 'relu'; got 'gelu'"):
+    with pytest.raises(ValueError, match="activation must be None or \"relu\", got 'gelu'"):
         build(name, "Linear", activation="gelu")
-    with pytest.raises(ValueError, match="learn_scale must be .*'per_output'; got 'per_class'"):
+    with pytest.raises(ValueError, match=r"learn_scale must be .*per_output.*, got 'per_class'"):
         build(name, "Linear", learn_scale="per_class")
-    with pytest.raises(TypeError, match="scale must be a number or None; got str 'big'"):
+    with pytest.raises(TypeError, match="scale must be None or a number, got 'big'"):
         build(name, "Linear", scale="big")
+
+
+@pytest.mark.parametrize(("name", "kind"), WITH_AFFINE)
+def test_reset_parameters_starts_everything_again(name, kind):
+    options = {"affine": True, "bias": True, "learn_scale": "per_output", "scale": 2.0}
+    block = build(name, kind, **options)
+    fresh = {key: tensor.clone() for key, tensor in block.state_dict().items()}
+    block(sample(kind))
+    for parameter in block.parameters():
+        nn.init.normal_(parameter)
+    block.reset_parameters()
+    fresh.pop("weight")
+    for key, tensor in fresh.items():
+        assert torch.equal(block.state_dict()[key], tensor), key
 
 
 def test_a_plain_layer_has_no_affine():

@@ -1,5 +1,23 @@
 """Layers that stand in for torch.nn's: parameters, and one call into cosnorm.functional."""
 
+from cosnorm.nn.blocks import (
+    BatchNormConv1d,
+    BatchNormConv2d,
+    BatchNormConv3d,
+    BatchNormLinear,
+    LayerNormConv1d,
+    LayerNormConv2d,
+    LayerNormConv3d,
+    LayerNormLinear,
+    PlainConv1d,
+    PlainConv2d,
+    PlainConv3d,
+    PlainLinear,
+    WeightNormConv1d,
+    WeightNormConv2d,
+    WeightNormConv3d,
+    WeightNormLinear,
+)
 from cosnorm.nn.conv import (
     CosineConv1d,
     CosineConv2d,
@@ -15,8 +33,14 @@ from cosnorm.nn.conv import (
     PearsonConvTranspose3d,
 )
 from cosnorm.nn.linear import CosineLinear, PearsonLinear
+from cosnorm.nn.methods import METHODS, conv1d, conv2d, conv3d, linear
 
 __all__ = [
+    "METHODS",
+    "BatchNormConv1d",
+    "BatchNormConv2d",
+    "BatchNormConv3d",
+    "BatchNormLinear",
     "CosineConv1d",
     "CosineConv2d",
     "CosineConv3d",
@@ -24,6 +48,10 @@ __all__ = [
     "CosineConvTranspose2d",
     "CosineConvTranspose3d",
     "CosineLinear",
+    "LayerNormConv1d",
+    "LayerNormConv2d",
+    "LayerNormConv3d",
+    "LayerNormLinear",
     "PearsonConv1d",
     "PearsonConv2d",
     "PearsonConv3d",
@@ -31,4 +59,16 @@ __all__ = [
     "PearsonConvTranspose2d",
     "PearsonConvTranspose3d",
     "PearsonLinear",
+    "PlainConv1d",
+    "PlainConv2d",
+    "PlainConv3d",
+    "PlainLinear",
+    "WeightNormConv1d",
+    "WeightNormConv2d",
+    "WeightNormConv3d",
+    "WeightNormLinear",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "linear",
 ]
