@@ -86,28 +86,46 @@ def own(dataset: str, method: str, seed: int = 0) -> Config:
     """
     if dataset.endswith(".npz"):
         return _fully_connected(dataset, method, seed=seed, epochs=50)
-    return Config(
-        dataset=dataset,
-        method=method,
-        network="small_conv",
-        epochs=50,
-        lr=learning_rate(method),
-        channels=32,
-        width=256,
-        ema_decay=0.9999,
-        seed=seed,
-    )
+    sizes = {"network": "small_conv", "channels": 32, "width": 256, "ema_decay": 0.9999}
+    return _fully_connected(dataset, method, seed=seed, epochs=50).override(**sizes)
 
 
 PAPER = {"mnist": mnist, "20news": news20, "cifar10": cifar10, "cifar100": cifar100, "svhn": svhn}
-_NAMED = {**PAPER, "digits": digits}
+NAMED = {**PAPER, "digits": digits}
 
 
 def preset(dataset: str, method: str, seed: int = 0) -> Config:
     """The settings that a run has unless flags say otherwise."""
-    if dataset in _NAMED:
-        return _NAMED[dataset](method, seed)
+    if dataset in NAMED:
+        return NAMED[dataset](method, seed)
     return own(dataset, method, seed)
+
+
+def configure(
+    dataset: str,
+    method: str,
+    seed: int = 0,
+    *,
+    device: str = "cpu",
+    epochs: int | None = None,
+    steps: int | None = None,
+    **settings: Any,
+) -> Config:
+    """The preset with the given settings in place of its own; None leaves one as it is.
+
+    Settings that follow from others do so unless given: the learning rate from the optimiser, the
+    widths from the network, the precision and the layout of sparse data from the device.
+    """
+    config = with_length(preset(dataset, method, seed), epochs, steps)
+    network, optimizer = settings.get("network"), settings.get("optimizer")
+    follows: dict[str, Any] = {"device": device, "sparse": device == "cpu"}
+    if device == "cpu":
+        follows["precision"] = "fp32"
+    if optimizer is not None:
+        follows["lr"] = learning_rate(method, optimizer)
+    if network == "small_conv":
+        follows |= {"channels": 32, "width": 256, "ema_decay": 0.9999}
+    return config.override(**follows).override(**settings)
 
 
 def with_length(config: Config, epochs: int | None, steps: int | None) -> Config:

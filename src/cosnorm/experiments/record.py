@@ -104,12 +104,18 @@ class RunFolder:
         if lines != [b""] and b"".join(kept) != b"\n".join(lines):
             self.storage.write("metrics.jsonl", b"".join(kept))
 
-    def begin(self, config: Config) -> None:
-        """Write the settings, or check that the folder is of a run with the same ones."""
-        known = self.config()
-        if known is None:
+    def begin(self, config: Config, environment: Mapping[str, Any]) -> None:
+        """Make the folder that of `config`, or find that it is."""
+        self.check(config)
+        if self.read("environment.json") is None:
+            self.write("environment.json", environment)
+        if self.config() is None:
             self.write("config.json", config.to_dict())
-        elif known != config:
+
+    def check(self, config: Config) -> None:
+        """Refuse a folder that holds a run with other settings."""
+        known = self.config()
+        if known is not None and known != config:
             raise RunError(
                 f"{self.storage.label} holds a run with other settings "
                 f"({differences(known, config)}): give the same flags to go on with it, "

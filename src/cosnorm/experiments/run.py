@@ -15,6 +15,7 @@ from cosnorm.experiments.watching import Silence, Watcher
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from cosnorm.data import Dataset
     from cosnorm.experiments.train import Outcome
 
 
@@ -23,49 +24,37 @@ def run(
     out: str | Path | Storage,
     *,
     data_dir: str | Path | None = None,
+    dataset: "Dataset | None" = None,
     watcher: Watcher | None = None,
     stop: Stop | None = None,
-    checkpoint_seconds: float = 60.0,
+    checkpoint_seconds: float | None = None,
     keep_checkpoints: bool = True,
 ) -> "Outcome":
     """Begin the run in `out`, go on with it, or say that it is over.
 
     out: the run folder, made where there is none; refused where it is of a run with other settings.
-    checkpoint_seconds: at most this much work is lost to a crash.
+    data_dir, dataset: where the data lies, or the data itself if it was loaded before.
+    checkpoint_seconds: time between checkpoints, what a crash may cost; None for what takes no
+        more than a fiftieth of the time.
     keep_checkpoints: keep the last two when the run is over, too.
     """
-    from cosnorm.experiments.train import Outcome
+    import torch
+
+    from cosnorm.experiments.environment import environment
+    from cosnorm.experiments.inputs import dataset_for
+    from cosnorm.experiments.train import Outcome, train
 
     storage = LocalStorage(out) if isinstance(out, str | Path) else out
     watcher, stop, folder = watcher or Silence(), stop or Stop(), RunFolder(storage)
+    folder.check(config)
+    summary = folder.summary()
+    if summary is not None:
+        return Outcome("diverged" if summary["diverged"] else "done", summary)
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise RunError("no CUDA device is available to torch: use the device cpu")
+    dataset = dataset or dataset_for(config, data_dir)
     with storage.claim():
-        folder.begin(config)
-        summary = folder.summary()
-        if summary is not None:
-            return Outcome("diverged" if summary["diverged"] else "done", summary)
-        return _trained(
-            config, folder, data_dir, watcher, stop, checkpoint_seconds, keep_checkpoints
-        )
-
-
-def _trained(
-    config: Config,
-    folder: RunFolder,
-    data_dir: str | Path | None,
-    watcher: Watcher,
-    stop: Stop,
-    checkpoint_seconds: float,
-    keep_checkpoints: bool,
-) -> "Outcome":
-    from cosnorm.experiments.environment import environment
-    from cosnorm.experiments.inputs import dataset_for
-    from cosnorm.experiments.train import train
-
-    check_device(config.device)
-    dataset = dataset_for(config, data_dir)
-    if folder.read("environment.json") is None:
-        folder.write("environment.json", environment(config.device))
-    try:
+        folder.begin(config, environment(config.device))
         return train(
             config,
             dataset,
@@ -75,16 +64,6 @@ def _trained(
             checkpoint_seconds=checkpoint_seconds,
             keep_checkpoints=keep_checkpoints,
         )
-    except MemoryError as error:
-        raise RunError(f"out of memory ({error}): use a smaller batch size") from error
-
-
-def check_device(device: str) -> None:
-    """Refuse a device that is not there."""
-    import torch
-
-    if device == "cuda" and not torch.cuda.is_available():
-        raise RunError("no CUDA device is available to torch: use --device cpu")
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ class Clock:
     def __init__(self, before: float, step: int) -> None:
         self._start = time.perf_counter() - before
         self._saved = time.perf_counter()
+        self._cost = 0.0
         self.restart(step)
 
     def seconds(self) -> float:
@@ -36,15 +37,18 @@ class Clock:
         busy = time.perf_counter() - self._mark - self._idle
         return (step - self._mark_step) / max(busy, 1e-9)
 
-    def since_save(self) -> float:
-        return time.perf_counter() - self._saved
+    def is_time_to_save(self, every: float | None) -> bool:
+        """Whether `every` seconds are over; with None, 50 times as long as saving takes, or 1 s."""
+        pause = max(1.0, 50 * self._cost) if every is None else every
+        return time.perf_counter() - self._saved >= pause
 
     @contextmanager
     def saving(self) -> Iterator[None]:
         begun = time.perf_counter()
         yield
         self._saved = time.perf_counter()
-        self._idle += self._saved - begun
+        self._cost = self._saved - begun
+        self._idle += self._cost
 
 
 def described(dataset: Dataset) -> dict[str, Any]:

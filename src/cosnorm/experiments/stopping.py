@@ -20,12 +20,14 @@ class Interrupted(Exception):
 class Stop:
     """Asked between steps: `reason` is None, "SIGINT", "SIGTERM" or "max_minutes".
 
+    The time counts from the first `listening`, so that every start of the program gets somewhere.
     While `listening`, SIGINT and SIGTERM only set the reason, so that the step in hand is finished
     and saved; a second signal of the kind ends the program at once.
     """
 
     def __init__(self, max_minutes: float | None = None) -> None:
-        self._deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
+        self._seconds = None if max_minutes is None else 60 * max_minutes
+        self._deadline: float | None = None
         self._signal: str | None = None
 
     @property
@@ -36,6 +38,8 @@ class Stop:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
+        if self._deadline is None and self._seconds is not None:
+            self._deadline = time.monotonic() + self._seconds
         before = {number: signal.signal(number, self._heard) for number in REASONS}
         try:
             yield

@@ -33,7 +33,7 @@ def train(
     *,
     watcher: Watcher,
     stop: Stop,
-    checkpoint_seconds: float = 60.0,
+    checkpoint_seconds: float | None = None,
     keep_checkpoints: bool = True,
 ) -> Outcome:
     """Train from the folder's last checkpoint, or from the beginning, to the end.
@@ -62,7 +62,7 @@ def train(
             is_due = run.step % run.every == 0 or run.step == run.total
             if is_due and not run.evaluate():
                 return Outcome("diverged", run.finish(True, keep_checkpoints))
-            if run.clock.since_save() >= checkpoint_seconds:
+            if run.clock.is_time_to_save(checkpoint_seconds):
                 run.save()
 
         return Outcome("done", run.finish(False, keep_checkpoints))

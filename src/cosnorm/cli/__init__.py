@@ -1,0 +1,55 @@
+"""The command line. Each command imports what it needs when called, so that help comes at once."""
+
+import os
+import signal
+import sys
+from typing import Annotated
+
+import typer
+
+from cosnorm._version import __version__
+from cosnorm.cli import datasets, training, using
+
+app = typer.Typer(
+    name="cosnorm",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Compare normalisations inside the dot product with the usual ones, on real data.",
+)
+
+app.command()(training.train)
+app.command()(training.compare)
+app.command()(training.reproduce)
+app.command()(using.report)
+app.add_typer(datasets.app, name="data")
+app.command()(using.export)
+app.command()(using.predict)
+_anything = {"allow_extra_args": True, "ignore_unknown_options": True}
+app.command(context_settings=_anything)(using.bench)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"cosnorm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print and exit."),
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """The program `cosnorm`."""
+    # Weights of tens of megabytes come and go with every step; large pages make that cheap.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    try:
+        app(prog_name="cosnorm")
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)

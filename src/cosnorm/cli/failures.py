@@ -1,0 +1,75 @@
+"""From errors to exit codes: one readable line on stderr, and no traceback.
+
+| code | meaning |
+|---|---|
+| 0 | done |
+| 1 | failed |
+| 2 | wrong usage |
+| 3 | diverged (`train`) |
+| 75 | stopped by `--max-minutes`; run again to go on |
+| 130, 143 | interrupted by SIGINT, SIGTERM; run again to go on |
+"""
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+FAILED, USAGE, DIVERGED = 1, 2, 3
+STOPPED = {"max_minutes": 75, "SIGINT": 130, "SIGTERM": 143}
+
+
+def readable(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a command so that whatever goes wrong in it ends in a line and a code."""
+
+    @functools.wraps(command)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        from cosnorm.experiments.stopping import Interrupted, interruptible
+
+        try:
+            with interruptible():
+                return command(*args, **kwargs)
+        except typer.Exit:
+            raise
+        except Interrupted as error:
+            raise fail(str(error), STOPPED[error.reason]) from None
+        except BrokenPipeError:
+            # The reader of our output has gone, as `head` does; there is nobody left to tell.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            raise typer.Exit(FAILED) from None
+        except Exception as error:
+            if os.environ.get("COSNORM_TRACEBACK"):
+                raise
+            raise fail(_told(error), _code(error)) from None
+
+    return guarded
+
+
+def fail(message: str, code: int) -> typer.Exit:
+    """Say on stderr what is wrong; the exception to leave with."""
+    typer.echo(f"cosnorm: {message}", err=True)
+    return typer.Exit(code)
+
+
+def _code(error: Exception) -> int:
+    from cosnorm.experiments.errors import ConfigError
+
+    return USAGE if isinstance(error, ConfigError) else FAILED
+
+
+def _told(error: Exception) -> str:
+    """An error in one line; one that is not ours gets its kind before it."""
+    from cosnorm.data.errors import DataError
+    from cosnorm.experiments.errors import ConfigError, RunError
+
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = " ".join(lines[:3]) or "no message"
+    if isinstance(error, ConfigError | DataError | RunError | ValueError):
+        return text
+    if isinstance(error, ModuleNotFoundError):
+        return f"{text}; install it with: pip install 'cosnorm[all]'"
+    if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
+        return f"out of memory: use a smaller batch size or network ({text[:200]})"
+    return f"{type(error).__name__}: {text} (set COSNORM_TRACEBACK=1 to see where)"

@@ -1,0 +1,274 @@
+"""`train`, `compare` and `reproduce`."""
+
+import json as json_format
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cosnorm.cli.display import closing, percent, watcher_for
+from cosnorm.cli.failures import DIVERGED, STOPPED, fail, readable
+from cosnorm.cli.settings import choice, chosen_device, with_settings
+from cosnorm.experiments.config import METHODS, PAPER_METHODS, Config
+from cosnorm.experiments.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cosnorm.experiments.stopping import Stop
+    from cosnorm.experiments.train import Outcome
+    from cosnorm.report import ReportFiles
+
+Dataset = Annotated[
+    str,
+    typer.Option(
+        help="digits, mnist, 20news, cifar10, cifar100, svhn, an .npz file or a folder of images."
+    ),
+]
+Out = Annotated[Path, typer.Option(help="Folder of the run, or of the comparison.")]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Length in epochs.")]
+Steps = Annotated[int | None, typer.Option(min=1, help="Length in steps.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Runs of each method, with seeds 0 to N-1.")]
+Methods = Annotated[
+    str | None, typer.Option(help="Some of pearson,cosine,batch,weight,layer,none.")
+]
+DataDir = Annotated[
+    Path | None, typer.Option(help="Where the data lies; else $COSNORM_DATA, else the cache.")
+]
+MaxMinutes = Annotated[
+    float | None,
+    typer.Option(help="Save and stop after this time, with exit code 75; run again to go on."),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object a line, for programs.")]
+CheckpointSeconds = Annotated[
+    float | None, typer.Option(min=0, help="Time between checkpoints; default: as cost allows.")
+]
+KeepCheckpoints = Annotated[
+    bool, typer.Option(help="Keep the last two checkpoints of finished runs.")
+]
+
+
+@with_settings
+@readable
+def train(
+    dataset: Dataset,
+    method: Annotated[choice("method"), typer.Option(help="The normalisation.")],  # pyright: ignore
+    out: Out,
+    epochs: Epochs = None,
+    steps: Steps = None,
+    seed: Annotated[int, typer.Option(min=0, help="Decides everything random.")] = 0,
+    data_dir: DataDir = None,
+    max_minutes: MaxMinutes = None,
+    json: Json = False,
+    checkpoint_seconds: CheckpointSeconds = None,
+    keep_checkpoints: KeepCheckpoints = True,
+    **settings: Any,
+) -> None:
+    """Train one network; given again, go on where it stopped, or say that it is done."""
+    if (epochs is None) == (steps is None):
+        raise ConfigError("give either --epochs or --steps")
+    config = _configured(dataset, method, seed, epochs, steps, settings)
+    from cosnorm.experiments.run import run
+
+    watcher = watcher_for(json, config.name)
+    try:
+        outcome = run(
+            config,
+            out,
+            data_dir=data_dir,
+            watcher=watcher,
+            stop=_stop(max_minutes),
+            checkpoint_seconds=checkpoint_seconds,
+            keep_checkpoints=keep_checkpoints,
+        )
+    finally:
+        _let_go(watcher)
+    watcher.end(outcome.status, outcome.summary)
+    _leave_unless_done([outcome], out)
+
+
+@with_settings
+@readable
+def compare(
+    dataset: Dataset,
+    out: Out,
+    methods: Methods = None,
+    seeds: Seeds = 1,
+    epochs: Epochs = None,
+    steps: Steps = None,
+    data_dir: DataDir = None,
+    max_minutes: MaxMinutes = None,
+    json: Json = False,
+    checkpoint_seconds: CheckpointSeconds = None,
+    keep_checkpoints: KeepCheckpoints = True,
+    **settings: Any,
+) -> None:
+    """Train every method with every seed; then one table, one picture, one page."""
+    configs = [
+        _configured(dataset, method, seed, epochs, steps, settings)
+        for method in _methods(methods)
+        for seed in range(seeds)
+    ]
+    options = {"checkpoint_seconds": checkpoint_seconds, "keep_checkpoints": keep_checkpoints}
+    _compared(configs, out, json, data_dir, _stop(max_minutes), options)
+    _reported(out, json)
+
+
+@with_settings
+@readable
+def reproduce(
+    table: Annotated[str, typer.Argument(help="mnist, 20news, cifar10, cifar100, svhn or all.")],
+    out: Annotated[Path, typer.Option(help="Folder; runs go to OUT/TABLE/METHOD-seedK.")] = Path(
+        "runs/reproduction"
+    ),
+    methods: Methods = None,
+    seeds: Seeds = 1,
+    epochs: Epochs = None,
+    steps: Steps = None,
+    data_dir: DataDir = None,
+    max_minutes: MaxMinutes = None,
+    json: Json = False,
+    checkpoint_seconds: CheckpointSeconds = None,
+    keep_checkpoints: KeepCheckpoints = False,
+    **settings: Any,
+) -> None:
+    """Repeat the paper's tables by its protocol, and set what is measured beside what it says."""
+    from cosnorm.experiments.presets import PAPER
+
+    if table not in (*PAPER, "all"):
+        raise ConfigError(f"the table must be one of {', '.join(PAPER)} or all; got {table!r}")
+    stop = _stop(max_minutes)
+    options = {"checkpoint_seconds": checkpoint_seconds, "keep_checkpoints": keep_checkpoints}
+    for dataset in PAPER if table == "all" else (table,):
+        configs = [
+            _configured(dataset, method, seed, epochs, steps, settings)
+            for method in _methods(methods)
+            for seed in range(seeds)
+        ]
+        _compared(configs, out / dataset, json, data_dir, stop, options)
+    _reported(out, json)
+
+
+def _configured(
+    dataset: str,
+    method: str,
+    seed: int,
+    epochs: int | None,
+    steps: int | None,
+    settings: dict[str, Any],
+) -> Config:
+    from cosnorm.experiments.presets import NAMED, configure
+
+    device = chosen_device(settings.get("device"))
+    place = dataset if dataset in NAMED else str(Path(dataset).expanduser().resolve())
+    others = {key: value for key, value in settings.items() if key != "device"}
+    return configure(place, method, seed, device=device, epochs=epochs, steps=steps, **others)
+
+
+def _methods(given: str | None) -> Sequence[str]:
+    if given is None:
+        return PAPER_METHODS
+    named = list(dict.fromkeys(name.strip() for name in given.split(",") if name.strip()))
+    unknown = [name for name in named if name not in METHODS]
+    if unknown or not named:
+        raise ConfigError(f"methods must be some of {','.join(METHODS)}; got {given!r}")
+    return named
+
+
+def _stop(max_minutes: float | None) -> "Stop":
+    from cosnorm.experiments.stopping import Stop
+
+    if max_minutes is not None and not max_minutes >= 0:
+        raise ConfigError(f"--max-minutes must be at least 0; got {max_minutes}")
+    return Stop(max_minutes)
+
+
+def _compared(
+    configs: Sequence[Config],
+    out: Path,
+    as_json: bool,
+    data_dir: Path | None,
+    stop: "Stop",
+    options: dict[str, Any],
+) -> None:
+    from cosnorm.experiments.compare import OneByOne, jobs_of
+
+    watchers = {config.name: watcher_for(as_json, config.name) for config in configs}
+    launch = OneByOne(lambda job: watchers[job.config.name], stop, data_dir, **options)
+    try:
+        for job, outcome in launch(jobs_of(configs, out)):
+            watchers[job.config.name].end(outcome.status, outcome.summary)
+            if outcome.status == "stopped":
+                _leave_unless_done([outcome], out)
+    finally:
+        for watcher in watchers.values():
+            _let_go(watcher)
+
+
+def _let_go(watcher: Any) -> None:
+    """Leave the terminal as it was, whatever happened."""
+    if hasattr(watcher, "progress"):
+        watcher.progress.stop()
+
+
+def _leave_unless_done(outcomes: Sequence["Outcome"], out: Path) -> None:
+    for outcome in outcomes:
+        if outcome.status == "stopped":
+            assert outcome.reason is not None
+            why = {"max_minutes": "the time is up"}.get(outcome.reason, outcome.reason)
+            raise fail(
+                f"stopped ({why}) and saved in {out}: give the same command again to go on",
+                STOPPED[outcome.reason],
+            )
+        if outcome.status == "diverged":
+            raise fail(
+                f"{closing('diverged', outcome.summary)}; recorded in {out}: try a lower --lr",
+                DIVERGED,
+            )
+
+
+def _reported(out: Path, as_json: bool) -> None:
+    from cosnorm.report import write_report
+
+    files = write_report(out, out / "report")
+    if as_json:
+        typer.echo(
+            json_format.dumps({"event": "report", "page": str(files.page), "rows": _rows(files)})
+        )
+        return
+    _print_table(files)
+    typer.echo(f"table: {files.markdown}\npicture and page: {files.page}")
+
+
+def _rows(files: "ReportFiles") -> list[dict[str, Any]]:
+    """One row a method: mean and deviation over seeds, beside what the paper says."""
+    rows = []
+    for section in files.sections:
+        for group in section.groups:
+            error, published = group.test_error, group.published
+            rows.append(
+                {
+                    "dataset": section.dataset,
+                    "method": group.label,
+                    "seeds": len(group.runs),
+                    "diverged": len(group.having("diverged")),
+                    "test_error_mean": error and error.mean,
+                    "test_error_deviation": error and error.deviation,
+                    "published": published and published.test_error,
+                }
+            )
+    return rows
+
+
+def _print_table(files: "ReportFiles") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("data", "method", "test error", "seeds", "diverged", "paper")
+    for row in _rows(files):
+        error = "–" if row["test_error_mean"] is None else percent(row["test_error_mean"])
+        if row["test_error_deviation"] is not None:
+            error += f" ± {row['test_error_deviation']:.2f}"
+        paper = "" if row["published"] is None else percent(row["published"])
+        name = Path(row["dataset"]).name
+        table.add_row(name, row["method"], error, str(row["seeds"]), str(row["diverged"]), paper)
+    Console().print(table)

@@ -1,0 +1,83 @@
+"""`report`, `export`, `predict` and `bench`."""
+
+import json as json_format
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cosnorm.cli.failures import FAILED, fail, readable
+from cosnorm.experiments.errors import ConfigError
+
+BENCHMARKS = ("layers", "linear", "network", "sparse")
+
+Json = Annotated[bool, typer.Option("--json", help="JSON, for programs.")]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+
+
+@readable
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of them.")],
+    out: Annotated[Path | None, typer.Option(help="Default: report/ in the first folder.")] = None,
+    title: Annotated[str | None, typer.Option(help="The page's heading.")] = None,
+    json: Json = False,
+) -> None:
+    """Write tables, figures and the HTML page for runs that are there."""
+    from cosnorm.report import write_report
+
+    files = write_report(runs, out or runs[0] / "report", title=title)
+    if json:
+        names = ("page", "markdown", "latex", "csv")
+        typer.echo(json_format.dumps({name: str(getattr(files, name)) for name in names}))
+    else:
+        typer.echo(f"table: {files.markdown}\npicture and page: {files.page}")
+
+
+@readable
+def export(
+    run: RunPath,
+    out: Annotated[Path | None, typer.Option(help="Folder; default: RUN/export.")] = None,
+    averaged: Annotated[bool, typer.Option(help="The moving average, if there is one.")] = True,
+    json: Json = False,
+) -> None:
+    """Write a run's network as ONNX and as safetensors, with the names of its classes."""
+    from cosnorm.experiments.export import export_run
+
+    files = export_run(run, out or run / "export", averaged=averaged)
+    told = {"onnx": files.onnx, "safetensors": files.safetensors, "labels": files.labels}
+    if json:
+        typer.echo(json_format.dumps({key: str(path) for key, path in told.items()}))
+    else:
+        typer.echo("\n".join(map(str, told.values())))
+
+
+@readable
+def predict(
+    run: RunPath,
+    file: Annotated[Path, typer.Argument(help="An image, a folder of images, .npy or .npz.")],
+    averaged: Annotated[bool, typer.Option(help="The moving average, if there is one.")] = True,
+    json: Json = False,
+) -> None:
+    """Classify with a run's network: a line for each row, with class and probability."""
+    from cosnorm.experiments.predict import predict_file
+
+    for name, label, probability in predict_file(run, file, averaged=averaged):
+        if json:
+            told = {"name": name, "class": label, "probability": probability}
+            typer.echo(json_format.dumps(told))
+        else:
+            typer.echo(f"{name}\t{label}\t{probability:.4f}")
+
+
+@readable
+def bench(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help=f"{', '.join(BENCHMARKS)}; then its arguments.")],
+) -> None:
+    """Measure speed: layers, linear, network, or sparse against dense."""
+    if name not in BENCHMARKS:
+        raise ConfigError(f"the benchmark must be one of {', '.join(BENCHMARKS)}; got {name!r}")
+    code = import_module(f"cosnorm.benchmarks.{name}").main(list(context.args))
+    if code:
+        raise fail(f"the benchmark {name} ended with code {code}", FAILED)

@@ -1,0 +1,72 @@
+"""A run's network for programs that know nothing of cosnorm."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from cosnorm.experiments.errors import RunError
+from cosnorm.experiments.inputs import pipeline_for
+from cosnorm.experiments.run import LoadedRun, load_run
+from cosnorm.experiments.storage import LocalStorage
+
+
+@dataclass(frozen=True)
+class ExportedFiles:
+    onnx: Path
+    safetensors: Path
+    labels: Path
+
+
+class _Classifier(nn.Module):
+    """Stored rows in, logits out: what training did to its input belongs to the network."""
+
+    def __init__(self, run: LoadedRun) -> None:
+        super().__init__()
+        self.network = run.network
+        self.pipeline = pipeline_for(run.config)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.network(self.pipeline.eval(rows))
+
+
+def export_run(path: str | Path, out: str | Path, *, averaged: bool = True) -> ExportedFiles:
+    """Write model.onnx, model.safetensors and labels.json into `out`.
+
+    The ONNX model takes `rows` as data sets store them (images: uint8, (N, C, H, W); any N) and
+    gives `logits`, (N, classes). The safetensors file is the network's state_dict.
+    """
+    from safetensors.torch import save
+
+    run = load_run(path, averaged=averaged)
+    storage = LocalStorage(out)
+    tensors = {name: t.contiguous() for name, t in run.network.state_dict().items()}
+    storage.write("model.safetensors", save(tensors))
+    labels = {"classes": list(run.classes), "sample_shape": list(run.sample_shape)}
+    storage.write("labels.json", (json.dumps(labels, indent=2) + "\n").encode())
+    storage.write("model.onnx", _onnx(run))
+    folder = Path(out)
+    return ExportedFiles(
+        folder / "model.onnx", folder / "model.safetensors", folder / "labels.json"
+    )
+
+
+def _onnx(run: LoadedRun) -> bytes:
+    dtype = torch.uint8 if run.kind == "image" else torch.float32
+    example = torch.zeros(2, *run.sample_shape, dtype=dtype)
+    try:
+        program = torch.onnx.export(
+            _Classifier(run).eval(),
+            (example,),
+            input_names=["rows"],
+            output_names=["logits"],
+            dynamic_shapes={"rows": {0: torch.export.Dim("rows")}},
+            dynamo=True,
+            verbose=False,
+        )
+    except ImportError as error:
+        raise RunError(f"{error}; install what ONNX needs: pip install 'cosnorm[onnx]'") from error
+    assert program is not None
+    return program.model_proto.SerializeToString()
