@@ -57,10 +57,21 @@ class Browser:
                 raise AssertionError(error.read().decode()) from None
 
     def open(self, page: Path) -> None:
+        """Load the page; the logs then tell of it alone."""
+        self.send("POST", "/url", {"url": "about:blank"})
+        self.log("performance")
+        self.log("browser")
         self.send("POST", "/url", {"url": page.resolve().as_uri()})
 
     def run(self, script: str, *arguments: object) -> Any:
         return self.send("POST", "/execute/sync", {"script": script, "args": list(arguments)})
+
+    def until(self, condition: str) -> None:
+        """Wait for what the browser does in its own time: media and toggle events."""
+        end = time.monotonic() + 10
+        while not self.run(f"return Boolean({condition})"):
+            assert time.monotonic() < end, f"never became true: {condition}"
+            time.sleep(0.02)
 
     def find(self, selector: str) -> dict[str, str]:
         return self.send("POST", "/element", {"using": "css selector", "value": selector})

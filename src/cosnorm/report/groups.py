@@ -16,8 +16,8 @@ from cosnorm.experiments.config import METHODS
 from cosnorm.report.published import PAPER, Published, Result
 from cosnorm.report.runs import Run, Status
 
-# Settings that name a place or a stop, not an experiment.
-_BOOKKEEPING = frozenset({"seed", "out", "data_dir", "max_minutes", "name"})
+# What groups go by already, and what names a place or a stop, not an experiment.
+_BOOKKEEPING = frozenset({"dataset", "method", "seed", "out", "data_dir", "max_minutes", "name"})
 
 
 @dataclass(frozen=True)
@@ -180,13 +180,12 @@ def _variants(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
     parts: defaultdict[tuple[str, ...], list[Run]] = defaultdict(list)
     for run, values in zip(runs, settings, strict=True):
         parts[tuple(plain(values.get(key)) for key in keys)].append(run)
-    return [
-        (
-            ", ".join(f"{key}={value}" for key, value in zip(keys, values, strict=True)),
-            parts[values],
-        )
-        for values in sorted(parts, key=_natural)
-    ]
+    return [(_variant(keys, values), parts[values]) for values in sorted(parts, key=_natural)]
+
+
+def _variant(keys: Sequence[str], values: Sequence[str]) -> str:
+    pairs = zip(keys, values, strict=True)
+    return ", ".join(f"{key}={value}" for key, value in pairs if value != plain(None))
 
 
 def _one_a_seed(runs: Sequence[Run], warnings: list[str]) -> list[Run]:
@@ -207,8 +206,13 @@ def seed_rank(seed: str) -> tuple[int, str]:
 
 
 def experiment_settings(run: Run) -> dict[str, Any]:
-    """The flat settings that make the experiment, without seed and places."""
+    """The flat settings within a method and data set, without seed and places."""
     return {key: value for key, value in flat(run.config).items() if key not in _BOOKKEEPING}
+
+
+def comparable(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a flat environment that can be the same in two runs."""
+    return {key: value for key, value in environment.items() if key != "started"}
 
 
 def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -233,9 +237,11 @@ def differing_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def plain(value: object) -> str:
-    """A setting as short text: strings bare, 10.0 as 10, the rest as JSON."""
+    """A setting as short text: strings bare, 10.0 as 10, nothing as a dash, the rest as JSON."""
     if isinstance(value, str):
         return value
+    if value is None:
+        return "—"
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return str(int(value))
     return json.dumps(value, default=str)

@@ -14,6 +14,7 @@ from typing import Any
 from cosnorm.report.groups import (
     DatasetGroups,
     Group,
+    comparable,
     differing_keys,
     experiment_settings,
     flat,
@@ -177,8 +178,7 @@ def _settings(section: DatasetGroups, differing: Sequence[str]) -> str:
     same = len(order) - len(differing)
     return (
         '<details class="card"><summary>Settings: '
-        f"{_count(len(differing), 'setting')} that differ{'s' if len(differing) == 1 else ''}, "
-        f"{same} the same throughout</summary>"
+        f"{len(differing)} not the same in all runs, {same} the same throughout</summary>"
         f'<div class="scroll"><table class="compare"><thead><tr><th scope="col">setting</th>{head}'
         f"</tr></thead><tbody>{rows}</tbody></table></div></details>"
     )
@@ -199,7 +199,7 @@ def _claims(sections: Sequence[DatasetGroups]) -> str:
 def _environment(runs: Sequence[Run]) -> str:
     """What all runs share, and, marked, what they do not, with the number of runs for each."""
     environments = [flat(run.environment) for run in runs]
-    differing = differing_keys(environments)
+    differing = differing_keys([comparable(one) for one in environments])
     names = dict.fromkeys(key for one in environments for key in one)
     rows = []
     for key in [*differing, *(name for name in names if name not in differing)]:

@@ -16,6 +16,7 @@ from cosnorm.report.curves import (
 from cosnorm.report.groups import (
     DatasetGroups,
     Group,
+    comparable,
     differing_keys,
     experiment_settings,
     flat,
@@ -60,7 +61,7 @@ def page_data(sections: Sequence[DatasetGroups]) -> dict[str, Any]:
                 differing_keys([experiment_settings(run) for run in section.runs])
                 for section in sections
             ],
-            "environment": differing_keys(environments),
+            "environment": differing_keys([comparable(e) for e in environments]),
         },
     }
 
@@ -114,6 +115,7 @@ def _legend(section: DatasetGroups, group: Group) -> dict[str, Any]:
         "value": f"{error.mean:.2f} %" if error else DASH,
         "paper": group.published.test_error if group.published else None,
         "on": len(section.groups) <= _SHOWN_AT_FIRST or group in section.main,
+        "ended": group.all_diverged,
         "light": look.light,
         "dark": look.dark,
         "dashes": list(look.dashes),

@@ -100,7 +100,7 @@ def notes(section: DatasetGroups) -> list[str]:
 
 def _window(runs: Iterable[Run]) -> str:
     windows = dict.fromkeys(
-        f"the last {int(count)} {unit}s" if count != 1 else f"the last {unit}"
+        f"the last {count:,} {unit}s" if count != 1 else f"the last {unit}"
         for run in runs
         if run.summary and isinstance(window := run.summary.get("window"), dict)
         if isinstance(count := window.get("count"), int) and (unit := window.get("unit"))

@@ -90,7 +90,8 @@ class Chart {
     this.stage = element("div", { class: "stage" }, this.svg, this.tip);
     this.note = element("p", { class: "note" });
     this.legend = element("div", { class: "legend", role: "group", "aria-label": "methods shown" });
-    const plot = element("div", { class: "plot" }, this.stage, this.legend);
+    const side = element("div", { class: "side" }, this.legend, buildZoom(this));
+    const plot = element("div", { class: "plot" }, this.stage, side);
     this.root.replaceChildren(buildControls(this), plot, this.note);
     buildLegend(this);
     listen(this);
@@ -232,6 +233,7 @@ class Chart {
       if (curve[0].length === 1) {
         own.append(shape("circle", { cx: s.x(curve[0][0]), cy: s.y(curve[1][0]), r: 4, fill: colour }));
       }
+      if (group.ended && curve[0].length) own.append(endMark(s, curve, colour));
       layer.append(own);
     }
   }
@@ -285,6 +287,12 @@ function bandPath([xs, ys, ds], s) {
   const up = xs.map((_, i) => at(i, 1));
   const down = xs.map((_, i) => at(i, -1)).reverse();
   return `M${[...up, ...down].join("L")}Z`;
+}
+
+// Where a diverged curve breaks off: a cross.
+function endMark(s, [xs, ys], colour) {
+  const [x, y] = [s.x(xs[xs.length - 1]), s.y(ys[ys.length - 1])];
+  return shape("path", { class: "end", d: `M${x - 5} ${y - 5}l10 10m0 -10l-10 10`, stroke: colour });
 }
 
 // The paper's value: a mark at the right edge.

@@ -42,14 +42,15 @@ function buildControls(chart) {
     bar.append(tick("± deviation", true, redraw("bands")), tick("single runs", false, redraw("runs")));
   }
   if (show.paper) bar.append(tick("paper’s values ▸", true, redraw("paper")));
-  chart.resetButton = element("button", { class: "reset", text: "reset zoom", onclick: () => chart.zoom(null) });
-  bar.append(
-    element("span", { class: "zoom" },
-      element("button", { text: "+", "aria-label": "zoom in", onclick: () => chart.zoomBy(0.6) }),
-      element("button", { text: "−", "aria-label": "zoom out", onclick: () => chart.zoomBy(1 / 0.6) }),
-      chart.resetButton),
-  );
   return bar;
+}
+
+function buildZoom(chart) {
+  chart.resetButton = element("button", { class: "reset", text: "reset zoom", onclick: () => chart.zoom(null) });
+  return element("div", { class: "zoom" },
+    element("button", { text: "+", "aria-label": "zoom in", onclick: () => chart.zoomBy(0.6) }),
+    element("button", { text: "−", "aria-label": "zoom out", onclick: () => chart.zoomBy(1 / 0.6) }),
+    chart.resetButton);
 }
 
 function swatch(group) {
@@ -79,8 +80,8 @@ function buildLegend(chart) {
     chart.draw();
   };
   const all = element("span", { class: "all" },
-    element("button", { text: "all", onclick: () => { on.fill(true); refresh(); } }),
-    element("button", { text: "none", onclick: () => { on.fill(false); refresh(); } }));
+    element("button", { text: "show all", onclick: () => { on.fill(true); refresh(); } }),
+    element("button", { text: "hide all", onclick: () => { on.fill(false); refresh(); } }));
   const items = section.groups.map((group, index) => element("button", {
     class: "item", "data-group": index, "aria-pressed": String(on[index]),
     title: "click: show or hide; shift-click: only this one",

@@ -1,0 +1,130 @@
+import csv
+import io
+import re
+
+import pytest
+from synthetic import config_of, write_comparison, write_run
+
+from cosnorm.report import Spread, group_runs, load_runs
+from cosnorm.report import tables as t
+
+NASTY = "a|b_*c*<x>&%$#{~^}\\\nend"
+
+
+def sections_of(folder):
+    return group_runs(load_runs(folder)[0], [])
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    """Finished, diverged, running and unknown, with and without the paper's numbers."""
+    write_comparison(tmp_path / "mnist")
+    write_run(tmp_path / "d0", config_of("none", 0), state="diverged", upto=5)
+    write_run(tmp_path / "w3", config_of("weight", 3), state="diverged", upto=5)
+    write_run(tmp_path / "r0", config_of("mine", 0), state="running", upto=5)
+    write_run(tmp_path / "own", config_of("pearson", dataset="digits", epochs=8))
+    return sections_of(tmp_path)
+
+
+def rows_of(markdown, heading):
+    part = markdown.split(f"## {heading}\n")[1].split("\n## ")[0]
+    lines = [line for line in part.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def test_markdown_shows_means_states_and_the_papers_numbers(mixed):
+    rows = rows_of(t.markdown(mixed), "mnist")
+    assert rows[0][:5] == ["method", "test error %", "variance", "final error %", "seeds"]
+    assert rows[0][5:] == ["paper %", "paper variance", "difference"]
+    by_method = {row[0]: row for row in rows[2:]}
+    pearson = mixed[0].groups[0].test_error
+    assert by_method["pearson"][1] == f"**{pearson.mean:.2f} ± {pearson.deviation:.2f}**"
+    assert by_method["pearson"][5:7] == ["1.39", "0"]
+    assert by_method["cosine"][6] == "9.0e-6"
+    assert by_method["weight"][4] == "3 + 1 diverged"
+    assert by_method["none"][1:5] == ["diverged", "—", "—", "0 + 1 diverged"]
+    assert by_method["none"][5:] == ["—", "—", "—"]
+    assert re.fullmatch(r"\d+\.\d\d so far", by_method["mine"][3])
+    assert by_method["mine"][4] == "0 + 1 running"
+
+
+def test_without_published_numbers_there_are_no_empty_columns(mixed):
+    (head, _, row) = rows_of(t.markdown(mixed), "digits")
+    assert len(head) == len(row) == 5
+    assert "**" not in row[1]
+
+
+def test_notes_name_the_window_the_diverged_and_a_length_that_is_not_the_papers(mixed, tmp_path):
+    told = t.notes(mixed[0])
+    assert "the last 50 epochs" in told[0]
+    assert "Diverged: weight, seed 3." in told
+    assert not any("Not the paper's length" in note for note in told)
+    write_run(tmp_path / "more" / "x", config_of("pearson", epochs=1))
+    (section,) = sections_of(tmp_path / "more")
+    assert "Not the paper's length: the paper trains for 200 epochs; here 1 epoch." in t.notes(
+        section
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (6.74e-3, "6.7e-3"), (12.3, "1.2e+1"), (1e-10, "1.0e-10"), (None, "—")],
+)
+def test_variances(value, text):
+    assert t.variance_text(value) == text
+
+
+def test_errors():
+    assert t.error_text(Spread(1.394, 0.021, 3)) == "1.39 ± 0.02"
+    assert t.error_text(Spread(1.394, None, 1)) == "1.39"
+
+
+def test_markdown_and_latex_survive_any_name(tmp_path):
+    write_run(tmp_path / "a", config_of(NASTY, dataset=f"/x/{NASTY}"))
+    sections = sections_of(tmp_path)
+    (head, rule, row) = rows_of(t.markdown(sections), r"a\|b\_\*c\*\<x\>&%$\#{~^}\\ end")
+    assert len(head) == len(rule) == len(row) == 5
+    latex = t.latex(sections)
+    assert (
+        r"a|b\_*c*<x>\&\%\$\#\{\textasciitilde{}\textasciicircum{}\}\textbackslash{} end" in latex
+    )
+    bare = re.sub(r"\\[\\&%$#_{}]", "", latex.split("\n", 1)[1])
+    assert bare.count("{") == bare.count("}")
+
+
+def test_latex_rows_have_as_many_cells_as_columns(mixed):
+    latex = t.latex(mixed)
+    for table in latex.split(r"\begin{table}")[1:]:
+        columns = re.search(r"\\begin\{tabular\}\{(l r*)\}".replace(" ", ""), table)
+        body = table.split(r"\midrule")[1].split(r"\bottomrule")[0]
+        for row in body.strip().splitlines():
+            assert row.endswith(r" \\")
+            assert len(re.split(r"(?<!\\)&", row)) == len(columns[1])
+    assert r"$9.0\times10^{-6}$" in latex
+    assert r"$\pm$" in latex
+    assert not re.search(r"[±−—]", latex)
+
+
+def read(text):
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_table_csv_has_full_precision(mixed):
+    lines = read(t.table_csv(mixed))
+    pearson = mixed[0].groups[0]
+    assert float(lines[0]["test_error_mean"]) == pearson.test_error.mean
+    assert float(lines[0]["test_error_deviation"]) == pearson.test_error.deviation
+    assert float(lines[0]["difference"]) == pearson.difference
+    none = next(line for line in lines if line["method"] == "none")
+    assert (none["seeds"], none["diverged"], none["test_error_mean"]) == ("0", "1", "")
+
+
+def test_runs_and_curves_csv_leave_nothing_out(mixed):
+    runs = read(t.runs_csv(mixed))
+    assert len(runs) == 19
+    assert {line["status"] for line in runs} == {"finished", "diverged", "running"}
+    curves = read(t.curves_csv(mixed))
+    assert len(curves) == 15 * 200 + 3 * 5 + 8
+    first = mixed[0].runs[0].metrics[0]
+    assert float(curves[0]["test_error"]) == first["test_error"]
+    assert [line["test_error"] for line in curves if line["method"] == "none"][-1] == ""
