@@ -74,6 +74,5 @@ def _tensors(*splits: Split) -> Iterator[Tensor]:
 
 def split_of(x: np.ndarray, y: np.ndarray) -> Split:
     """A part from arrays; `x` is shared, not copied, where its memory allows it."""
-    return Split(
-        torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(y.astype(np.int64).reshape(-1))
-    )
+    rows = np.require(x, requirements=["C", "W"])
+    return Split(torch.from_numpy(rows), torch.from_numpy(y.astype(np.int64).reshape(-1)))

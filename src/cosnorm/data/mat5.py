@@ -67,8 +67,6 @@ def variables(path: Path) -> Iterator[Variable]:
             order = _file_header(file, path)
             while head := file.read(8):
                 yield from _element(file, head, order, path)
-    except zlib.error as error:
-        raise damaged(path, f"its compressed data is broken ({error})") from error
     except OSError as error:
         raise damaged(
             path, f"cannot be read ({error})", "check the path and its permissions"
@@ -199,7 +197,10 @@ class _Inflated(_Source):
                 if rest := self._inflate.decompress(b"", most):
                     return rest
                 raise damaged(self._path, "its compressed data ends too early")
-        return self._inflate.decompress(packed, most)
+        try:
+            return self._inflate.decompress(packed, most)
+        except zlib.error as error:
+            raise damaged(self._path, f"its compressed data is broken ({error})") from error
 
     def skip_rest(self) -> None:
         """Inflate to the end, so that zlib checks its own sum over everything that was read."""
