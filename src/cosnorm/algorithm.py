@@ -1,48 +1,39 @@
-"""A layer, forward and backward, as the sequence of its steps; a backend supplies each step.
-
-A linear layer is a convolution without spatial dimensions: rows are fields of one position.
-"""
+"""A layer, forward and backward, as the sequence of its steps; a backend supplies each step."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from cosnorm.kernels import plain
+from cosnorm.kernels.steps import Geometry, Kept, memory_format
 from cosnorm.reference import compute_dtype
 
 aten = torch.ops.aten
 
 
-class Geometry(NamedTuple):
-    stride: Sequence[int]
-    padding: Sequence[int]
-    dilation: Sequence[int]
-    groups: int
+_backend = "auto"
 
 
-LINEAR = Geometry((), (), (), 1)
+def set_backend(name: str) -> str:
+    """Choose what computes the steps: "torch", "triton", or "auto", Triton where it serves.
+
+    Returns the choice that was in force. Whatever Triton does not serve, torch does.
+    """
+    global _backend
+    if name not in ("auto", "torch", "triton"):
+        raise ValueError(f'backend must be "auto", "torch" or "triton", got {name!r}')
+    previous, _backend = _backend, name
+    return previous
 
 
-class Kept(NamedTuple):
-    """What backward needs beside the arguments: y or c, and a few floats a field and a unit."""
+def _steps(input: Tensor, weight: Tensor) -> ModuleType:
+    if _backend == "torch" or (_backend == "auto" and input.device.type != "cuda"):
+        return plain
+    from cosnorm.kernels import launch
 
-    output: Tensor
-    cosine: Tensor
-    rnorm: Tensor
-    mean: Tensor
-    weight_stats: Tensor
-
-
-def memory_format(*tensors: Tensor) -> torch.memory_format:
-    """Channels last if any of them is, as torch's convolutions choose."""
-    known = {4: torch.channels_last, 5: torch.channels_last_3d}
-    for x in tensors:
-        last = known.get(x.dim())
-        if last and x.is_contiguous(memory_format=last) and not x.is_contiguous():
-            return last
-    return torch.contiguous_format
+    return launch if launch.serves(input, weight) else plain
 
 
 def _product(x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry) -> Tensor:
@@ -65,16 +56,11 @@ def forward(
 ) -> Kept:
     """y = act(gain · scale · c) and what backward keeps; input: (N, C, …)."""
     dtype = compute_dtype(input)
+    steps = _steps(input, weight)
     with torch.autocast(input.device.type, enabled=False):
-        prepared = plain.prepare_weight(weight, bias, centered, dtype)
-        rnorm, mean = plain.field_stats(
-            input, weight.shape[2:], *geometry, centered, bias is not None
-        )
+        prepared, fields = steps.prepare(input, weight, bias, geometry, centered, dtype)
         product = _product(input.to(dtype), prepared.weight, prepared.bias, geometry)
-        output, cosine = plain.epilogue(
-            product, rnorm, mean, prepared, scale, gain, relu, input.dtype
-        )
-    return Kept(output, cosine, rnorm, mean, prepared.stats)
+        return steps.finish(product, input, fields, prepared, geometry, scale, gain, centered, relu)
 
 
 def backward(
@@ -92,35 +78,22 @@ def backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of input, weight, bias and scale; `need` says which are wanted."""
     dtype = compute_dtype(input)
+    steps = _steps(input, weight)
     need_input, need_weight, need_bias, need_scale = need
     need_weight = need_weight or need_bias
+    wanted = (need_input, need_weight, bias is not None and need_weight)
     with torch.autocast(input.device.type, enabled=False):
-        prepared = plain.prepare_weight(weight, bias, centered, dtype, kept.weight_stats)
-        step = plain.grad_epilogue(
-            grad,
-            kept.output,
-            kept.cosine,
-            kept.rnorm,
-            prepared,
-            scale,
-            gain,
-            relu,
-            dtype,
-            need_scale,
+        prepared, step = steps.start_grad(
+            grad, kept, weight, bias, scale, gain, centered, relu, dtype, need_scale
         )
-        dx, dw, db = _product_backward(
-            step.product,
-            input.to(dtype),
-            prepared.weight,
-            geometry,
-            (need_input, need_weight, bias is not None and need_weight),
-        )
-        if dx is not None:
-            dx = plain.correct_input(
-                dx, input, kept.mean, step, prepared, weight.shape[2:], *geometry[:3]
+        product = (None, None, None)
+        if any(wanted):
+            product = _product_backward(
+                step.product, input.to(dtype), prepared.weight, geometry, wanted
             )
-        if dw is not None:
-            dw, db = plain.weight_grad(dw, db, weight, bias, prepared, step.unit, centered)
+        dx, dw, db = steps.end_grad(
+            *product, input, weight, bias, kept, prepared, step, geometry, centered
+        )
     return dx, dw, db, step.scale
 
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._decomp import register_decomposition
 
 from cosnorm import algorithm, reference
-from cosnorm.algorithm import Geometry, Kept, memory_format
+from cosnorm.kernels.steps import LINEAR, Geometry, Kept, memory_format
 from cosnorm.reference import keeps_cosine, stats_dtype
 
 _TENSORS = "Tensor input, Tensor weight, Tensor? bias, Tensor? scale"
@@ -40,7 +41,7 @@ class Family:
 
 def _linear_forward(input, weight, bias, scale, gain, centered, relu) -> Kept:
     rows = input.reshape(-1, input.shape[-1])
-    kept = algorithm.forward(rows, weight, bias, scale, algorithm.LINEAR, gain, centered, relu)
+    kept = algorithm.forward(rows, weight, bias, scale, LINEAR, gain, centered, relu)
     lead = input.shape[:-1]
 
     def unfold(map: Tensor) -> Tensor:
@@ -61,7 +62,7 @@ def _linear_backward(grad, input, weight, bias, scale, kept, gain, centered, rel
         bias,
         scale,
         kept,
-        algorithm.LINEAR,
+        LINEAR,
         gain,
         centered,
         relu,
@@ -186,7 +187,12 @@ def _grad_format(like: Tensor, pair: tuple[Tensor, Tensor]) -> torch.memory_form
 
 def _run(family: Family, input, weight, bias, scale, *statics) -> tuple[Tensor, ...]:
     kept = family.forward(input, weight, bias, scale, *statics)
-    return (kept.output, kept.cosine, *(t.contiguous() for t in kept[2:]))
+    return (_owned(kept.output), kept.cosine, *(t.contiguous() for t in kept[2:]))
+
+
+def _owned(output: Tensor) -> Tensor:
+    """A tensor that is no view: of an op with several outputs, autograd lets no view be changed."""
+    return torch.ops.aten._unsafe_view(output, output.shape) if output._is_view() else output
 
 
 def _run_backward(family: Family, grad, input, weight, bias, scale, *rest) -> tuple[Tensor, ...]:
@@ -230,17 +236,27 @@ def _vmap(family: Family, name: str, info, in_dims, input, weight, bias, scale, 
         return _vmap_input(name, input.movedim(in_dims[0], 0), weight, bias, scale, statics)
 
     def whole(*tensors):
-        x, w, b, s = tensors
-        return (*family.reference(x, w, b, s, *statics), _stats_of(family, w, b, statics))
+        return tuple(_by_reference(family, *tensors, *statics))
 
-    outputs = torch.vmap(whole, in_dims[:4])(input, weight, bias, scale)
-    return tuple(outputs), (0,) * 5
+    return torch.vmap(whole, in_dims[:4])(input, weight, bias, scale), (0,) * 5
 
 
-def _stats_of(family: Family, weight, bias, statics):
+def _by_reference(family: Family, input, weight, bias, scale, *statics) -> Kept:
+    """The op in torch's own ops, which vmap and exporters can take apart."""
     if family.forward is _transpose_forward:
-        return weight.new_empty(0, dtype=stats_dtype(weight.dtype))
-    return reference.weight_stats(weight, bias, statics[-2])
+        return _transpose_forward(input, weight, bias, scale, *statics)
+    result = family.reference(input, weight, bias, scale, *statics)
+    return Kept(*result, reference.weight_stats(weight, bias, statics[-2]))
+
+
+def _decomposition(family: Family, input, weight, bias, scale, *statics) -> tuple[Tensor, ...]:
+    """What exporters such as torch.onnx's put in the place of an op they don't know."""
+    output, cosine, *stats = _by_reference(family, input, weight, bias, scale, *statics)
+    if input.dim() == weight.dim():
+        layout = memory_format(input, weight)
+        output = output.contiguous(memory_format=layout)
+        cosine = cosine.contiguous(memory_format=layout) if cosine.numel() else cosine
+    return output, cosine, *(t.contiguous() for t in stats)
 
 
 def _vmap_input(name: str, input, weight, bias, scale, statics):
@@ -287,6 +303,8 @@ def _register(name: str, family: Family) -> None:
         setup_context=_setup_context,
         lib=_library,
     )
+    decompose = register_decomposition(getattr(torch.ops.cosnorm, name).default, unsafe=True)
+    decompose(partial(_decomposition, family))
     torch.library.register_vmap(f"cosnorm::{name}", partial(_vmap, family, name), lib=_library)
     torch.library.register_vmap(
         f"cosnorm::{backward}", partial(_vmap_backward, family), lib=_library

@@ -6,26 +6,83 @@ precision the weights are centred and normalised before they are rounded.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from cosnorm import reference
+from cosnorm.kernels.steps import Geometry, Grad, Kept, Weight
 from cosnorm.reference import stats_dtype
 
 
-class Weight(NamedTuple):
-    """Weights ready for the product, and what remains to be done to the product."""
+def prepare(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+    centered: bool,
+    dtype: torch.dtype,
+) -> tuple[Weight, tuple[Tensor, Tensor]]:
+    """Everything before the product: the weights, and 1/|x| and μx of the fields."""
+    fields = reference.field_stats(input, weight.shape[2:], *geometry, centered, bias is not None)
+    return prepare_weight(weight, bias, centered, dtype), fields
 
-    weight: Tensor
-    bias: Tensor | None
-    stats: Tensor  # (2, out): 1/|w| and μw
-    total: Tensor | None  # Σw of each unit as multiplied, Pearson only
-    rnorm: Tensor | None  # 1/|w| where it is still to be applied
+
+def finish(
+    product: Tensor,
+    input: Tensor,
+    fields: tuple[Tensor, Tensor],
+    weight: Weight,
+    geometry: Geometry,
+    scale: Tensor | None,
+    gain: float,
+    centered: bool,
+    relu: bool,
+) -> Kept:
+    """Everything after the product, which is overwritten."""
+    output, cosine = epilogue(product, *fields, weight, scale, gain, relu, input.dtype)
+    return Kept(output, cosine, *fields, weight.stats)
 
 
-field_stats = reference.field_stats
+def start_grad(
+    grad: Tensor,
+    kept: Kept,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    gain: float,
+    centered: bool,
+    relu: bool,
+    dtype: torch.dtype,
+    need_scale: bool,
+) -> tuple[Weight, Grad]:
+    """Everything before the gradients of the product."""
+    prepared = prepare_weight(weight, bias, centered, dtype, kept.weight_stats)
+    step = grad_epilogue(grad, kept, prepared, scale, gain, relu, dtype, need_scale)
+    return prepared, step
+
+
+def end_grad(
+    dx: Tensor | None,
+    dw: Tensor | None,
+    db: Tensor | None,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    kept: Kept,
+    prepared: Weight,
+    step: Grad,
+    geometry: Geometry,
+    centered: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Everything after the gradients of the product, which are overwritten."""
+    if dx is not None:
+        kernel_size = weight.shape[2:]
+        dx = correct_input(dx, input, kept.mean, step, prepared, kernel_size, *geometry[:3])
+    if dw is not None:
+        assert step.unit is not None
+        dw, db = weight_grad(dw, db, weight, bias, prepared, step.unit, centered)
+    return dx, dw, db
 
 
 def _vectors(weight: Tensor) -> tuple[int, ...]:
@@ -104,13 +161,13 @@ def epilogue(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """(y, c) from the product, which is overwritten: y = act(gain · scale · r_x · (z - μx Σw))."""
-    z = product.to(rnorm.dtype).unflatten(1, (rnorm.shape[1], -1))
+    z = product.to(rnorm.dtype)  # itself and no view of it: autograd forbids changing those
     groups = rnorm.shape[1]
+    grouped = z.unflatten(1, (groups, -1))
     if weight.total is not None:
         total = _per_channel(weight.total, product).unflatten(0, (groups, -1))
-        z.addcmul_(mean.unsqueeze(2), total, value=-1)
-    z.mul_(rnorm.unsqueeze(2))
-    z = z.flatten(1, 2)
+        grouped.addcmul_(mean.unsqueeze(2), total, value=-1)
+    grouped.mul_(rnorm.unsqueeze(2))
     if weight.rnorm is not None:
         z.mul_(_per_channel(weight.rnorm, z))
     kept = z.new_empty(0, dtype=dtype)
@@ -125,18 +182,9 @@ def epilogue(
     return (z.relu_() if relu else z).to(dtype), kept
 
 
-class Grad(NamedTuple):
-    product: Tensor  # what the two gradients of the product start from
-    field: Tensor  # s = r_x² Σ_k d·c of each field, (N, groups, …)
-    unit: Tensor  # q = Σ d·c over the fields, of each unit
-    scale: Tensor | None
-
-
 def grad_epilogue(
     grad: Tensor,
-    output: Tensor,
-    cosine: Tensor,
-    rnorm: Tensor,
+    kept: Kept,
     weight: Weight,
     scale: Tensor | None,
     gain: float,
@@ -144,37 +192,42 @@ def grad_epilogue(
     dtype: torch.dtype,
     need_scale: bool,
 ) -> Grad:
-    """The first pass of backward. d·c = dy·y, whatever the scale, so c itself is rarely needed."""
+    """The first pass of backward. Where y was kept, d·c = dy·y, whatever the scale."""
+    output, cosine, rnorm = kept[:3]
     wide, groups = rnorm.dtype, rnorm.shape[1]
     factor = None if scale is None else _per_channel(scale.to(wide), grad)
+    factor = gain if factor is None else factor * gain
+    others = [axis for axis in range(grad.dim()) if axis != 1]
+    dscale = None
     if reference.keeps_cosine(scale, relu):
         dot = grad.to(wide) * cosine
-        unit = dot.sum([i for i in range(dot.dim()) if i != 1]).mul_(gain)
-        dscale = unit
-        unit = unit * scale.to(wide)
-        dot = dot.mul_(factor * gain)
+        unit = dot.sum(others).mul_(gain)
+        if scale is not None:
+            dscale = unit
+            unit = unit * scale.to(wide)
+        dot.mul_(factor)
     else:
         dot = grad.to(wide) * output
-        unit = dot.sum([i for i in range(dot.dim()) if i != 1])
-        dscale = None if scale is None else unit * _reciprocal(scale.to(wide))
+        unit = dot.sum(others)
+        if scale is not None:
+            dscale = unit * _reciprocal(scale.to(wide))
     field = dot.unflatten(1, (groups, -1)).sum(2).mul_(rnorm.square())
     g = grad.to(wide)
     g = torch.ops.aten.threshold_backward(g, output.to(wide), 0) if relu else g
     g = (g.unflatten(1, (groups, -1)) * rnorm.unsqueeze(2)).flatten(1, 2)
-    if factor is not None or gain != 1:
-        g.mul_(gain if factor is None else factor * gain)
+    if scale is not None or gain != 1:
+        g.mul_(factor)
     if weight.rnorm is not None:
         g.mul_(_per_channel(weight.rnorm, g))
-    if dscale is not None and need_scale:
-        dscale = _like_scale(dscale, scale)
-    return Grad(g.to(dtype), field, unit, dscale if need_scale else None)
+    dscale = like_scale(dscale, scale) if dscale is not None and need_scale else None
+    return Grad(g.to(dtype), field, unit, dscale)
 
 
 def _reciprocal(scale: Tensor) -> Tensor:
     return torch.where(scale == 0, 0.0, scale.reciprocal())
 
 
-def _like_scale(per_unit: Tensor, scale: Tensor | None) -> Tensor:
+def like_scale(per_unit: Tensor, scale: Tensor | None) -> Tensor:
     assert scale is not None
     total = per_unit if scale.numel() == per_unit.numel() else per_unit.sum()
     return total.reshape(scale.shape).to(scale.dtype)

@@ -1,0 +1,56 @@
+"""What passes between the steps of a layer, in torch and in Triton alike."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Geometry(NamedTuple):
+    """A linear layer has no spatial dimensions: rows are fields of one position."""
+
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    groups: int
+
+
+LINEAR = Geometry((), (), (), 1)
+
+
+class Weight(NamedTuple):
+    """Weights ready for the product, and what remains to be done to the product."""
+
+    weight: Tensor
+    bias: Tensor | None
+    stats: Tensor  # (2, out): 1/|w| and μw
+    total: Tensor | None  # Σw of each unit as multiplied, Pearson only
+    rnorm: Tensor | None = None  # 1/|w| where it is still to be applied
+
+
+class Kept(NamedTuple):
+    """What backward needs beside the arguments: y or c, and a few floats a field and a unit."""
+
+    output: Tensor
+    cosine: Tensor
+    rnorm: Tensor
+    mean: Tensor
+    weight_stats: Tensor
+
+
+class Grad(NamedTuple):
+    product: Tensor  # g = d·r_x, which the two gradients of the product start from
+    field: Tensor  # s = r_x² Σ_k d·c of each field, (N, groups, …)
+    unit: Tensor | None  # Σ d·c over the fields, of each unit, where it comes cheap
+    scale: Tensor | None
+
+
+def memory_format(*tensors: Tensor) -> torch.memory_format:
+    """Channels last if any of them is, as torch's convolutions choose."""
+    known = {4: torch.channels_last, 5: torch.channels_last_3d}
+    for x in tensors:
+        last = known.get(x.dim())
+        if last and x.is_contiguous(memory_format=last) and not x.is_contiguous():
+            return last
+    return torch.contiguous_format
