@@ -43,10 +43,12 @@ def npz(path: Path) -> Dataset:
 
 def _load(path: Path) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
+        with path.open("rb") as stream:
+            loaded = np.load(stream, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
                 raise _wrong(path, "it is one array, not an .npz of several")
-            return {key: file[key] for key in KEYS if key in file.files}
+            with loaded as file:
+                return {key: file[key] for key in KEYS if key in file.files}
     except DataError:
         raise
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
