@@ -77,7 +77,7 @@ def _flag(name: str) -> inspect.Parameter:
 
 def choice(name: str) -> type[StrEnum]:
     """The values of a setting as a type that the command line can check."""
-    return StrEnum(name, {value: value for value in CHOICES[name]})
+    return StrEnum(name, {value: value for value in CHOICES[name]})  # pyright: ignore[reportReturnType]
 
 
 def _plain_type(name: str) -> Any:

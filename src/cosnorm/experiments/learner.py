@@ -60,8 +60,9 @@ class Learner:
         network = network_for(
             config, dataset.sample_shape, len(dataset.classes), sparse=self.sparse
         )
-        layout = torch.channels_last if self._images_on_cuda else torch.preserve_format
-        self.network = network.to(self.device).to(memory_format=layout)
+        self.network = network.to(self.device)
+        if self._images_on_cuda:
+            self.network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         self.train_part, self.test_part = self._placed(dataset.train), self._placed(dataset.test)
         self.batches = Batches(self.train_part, self.pipeline, config.batch_size, config.seed)
         self.update = Update(self.network, config)

@@ -59,9 +59,11 @@ class Update:
 
 def _optimizer(parameters: list[nn.Parameter], config: Config) -> torch.optim.Optimizer:
     on_cuda = parameters[0].device.type == "cuda"
-    decay = {"lr": config.lr, "weight_decay": config.weight_decay}
+    lr, decay = config.lr, config.weight_decay
     if config.optimizer in ("sgd", "momentum"):
         momentum = config.momentum if config.optimizer == "momentum" else 0.0
-        return torch.optim.SGD(parameters, momentum=momentum, fused=on_cuda, **decay)
+        return torch.optim.SGD(
+            parameters, lr=lr, momentum=momentum, weight_decay=decay, fused=on_cuda
+        )
     kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
-    return kind(parameters, fused=on_cuda, capturable=on_cuda, **decay)
+    return kind(parameters, lr=lr, weight_decay=decay, fused=on_cuda, capturable=on_cuda)

@@ -71,15 +71,13 @@ def train(
 @contextmanager
 def arithmetic(config: Config) -> Iterator[None]:
     """The process-wide switches of precision and determinism, as the configuration wants them."""
-    matmul, conv, cudnn = (
-        torch.backends.cuda.matmul,
-        torch.backends.cudnn.conv,
-        torch.backends.cudnn,
-    )
-    before = matmul.fp32_precision, conv.fp32_precision, cudnn.benchmark, cudnn.deterministic
+    backends: Any = torch.backends
+    cudnn = backends.cudnn
+    precise = (backends.cuda.matmul, cudnn.conv)
+    before = [part.fp32_precision for part in precise], cudnn.benchmark, cudnn.deterministic
     determined = torch.are_deterministic_algorithms_enabled()
-    matmul.fp32_precision = "ieee" if config.precision == "fp32" else "tf32"
-    conv.fp32_precision = matmul.fp32_precision
+    for part in precise:
+        part.fp32_precision = "ieee" if config.precision == "fp32" else "tf32"
     cudnn.benchmark, cudnn.deterministic = not config.deterministic, config.deterministic
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -87,6 +85,7 @@ def arithmetic(config: Config) -> Iterator[None]:
     try:
         yield
     finally:
-        matmul.fp32_precision, conv.fp32_precision = before[:2]
-        cudnn.benchmark, cudnn.deterministic = before[2:]
+        precisions, cudnn.benchmark, cudnn.deterministic = before
+        for part, precision in zip(precise, precisions, strict=True):
+            part.fp32_precision = precision
         torch.use_deterministic_algorithms(determined)

@@ -160,7 +160,9 @@ class _Similarity(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor | None, None, None]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grads: Tensor
+    ) -> tuple[None, Tensor | None, None, None]:
         weight, z, x_inverse, w_inverse, mean, sums = ctx.saved_tensors
         grad = grads[0]
         slope = shift = None
