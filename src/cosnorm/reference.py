@@ -48,8 +48,12 @@ def compute_dtype(input: Tensor) -> torch.dtype:
 
 
 def keeps_cosine(scale: Tensor | None, relu: bool) -> bool:
-    """Whether backward needs c itself: y/scale fails where a learned scale passes through zero."""
-    return scale is not None and not relu
+    """Whether backward keeps c itself rather than y.
+
+    As after torch's own layers, what follows may change y in place (ReLU(inplace=True), `y += x`),
+    unless our ReLU came first; and y/scale fails where a learned scale passes through zero.
+    """
+    return not relu
 
 
 def inverse_norm(norm2: Tensor, square: Tensor | None = None) -> Tensor:
