@@ -4,8 +4,11 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class ConvSizes(NamedTuple):
@@ -15,6 +18,13 @@ class ConvSizes(NamedTuple):
     extra: list[int]  # for F.pad, where the two sides of "same" padding differ
 
 
+_WEIGHT_SHAPES = {
+    (False, False): "(out, in)",
+    (False, True): "(out, in / groups, *kernel size)",
+    (True, True): "(in, out / groups, *kernel size)",
+}
+
+
 def check_tensors(
     name: str,
     input: Tensor,
@@ -22,20 +32,23 @@ def check_tensors(
     bias: Tensor | None,
     *,
     weight_dims: int,
-    groups: int = 1,
+    groups: Any = 1,
     transposed: bool = False,
 ) -> None:
-    """Kinds, dtypes, devices and the shapes of weight and bias."""
+    """Kinds, dtypes, devices, groups and the shapes of weight and bias."""
     named = {"input": input, "weight": weight, "bias": bias}
     for label, tensor in named.items():
         if tensor is None and label == "bias":
             continue
         if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name}: {label} must be a tensor, got {type(tensor).__name__}")
-        if not tensor.is_floating_point():
             raise TypeError(
-                f"{name}: {label} must be floating point, got {tensor.dtype}; "
-                f"convert it, for example {label}.float()"
+                f"{name}: {label} must be a tensor, got {type(tensor).__name__}; "
+                "make one with torch.tensor"
+            )
+        if tensor.dtype not in _DTYPES:
+            raise TypeError(
+                f"{name}: {label} must be floating point (float64, float32, bfloat16 or float16), "
+                f"got {tensor.dtype}; convert it, for example {label}.float()"
             )
         if tensor.device != input.device:
             raise ValueError(
@@ -45,15 +58,21 @@ def check_tensors(
     _check_dtypes(name, named)
     if weight.dim() != weight_dims:
         raise ValueError(
-            f"{name}: weight must have {weight_dims} dimensions, got {tuple(weight.shape)}"
+            f"{name}: weight must have {weight_dims} dimensions, got {tuple(weight.shape)}; "
+            f"reshape it to {_WEIGHT_SHAPES[transposed, weight_dims > 2]}"
         )
-    if 0 in weight.shape[2:]:
-        raise ValueError(f"{name}: the kernel must not be empty, got weight {tuple(weight.shape)}")
+    if 0 in weight.shape:
+        raise ValueError(
+            f"{name}: weight must have no empty dimension, got {tuple(weight.shape)}; "
+            "give it at least one entry in each"
+        )
+    check_groups(name, groups, "the input channels" if transposed else "the output channels",
+                  weight.shape[0])  # fmt: skip
     units = weight.shape[1] * groups if transposed else weight.shape[0]
     if bias is not None and tuple(bias.shape) != (units,):
         raise ValueError(
             f"{name}: bias must have one entry for each of the {units} outputs, "
-            f"got shape {tuple(bias.shape)}"
+            f"got shape {tuple(bias.shape)}; pass bias of shape ({units},)"
         )
 
 
@@ -78,11 +97,14 @@ def check_scale(name: str, scale: Any, units: int, weight: Tensor) -> tuple[Tens
         return None, 1.0
     if isinstance(scale, Tensor):
         if not scale.is_floating_point():
-            raise TypeError(f"{name}: scale must be floating point, got {scale.dtype}")
+            raise TypeError(
+                f"{name}: scale must be floating point, got {scale.dtype}; convert it, "
+                "for example scale.float()"
+            )
         if tuple(scale.shape) not in ((), (1,), (units,)):
             raise ValueError(
                 f"{name}: scale must have shape (1,) or ({units},), one for each output, "
-                f"got {tuple(scale.shape)}"
+                f"got {tuple(scale.shape)}; reshape it"
             )
         if scale.device != weight.device:
             raise ValueError(
@@ -90,50 +112,81 @@ def check_scale(name: str, scale: Any, units: int, weight: Tensor) -> tuple[Tens
                 "move them to one device"
             )
         return scale, 1.0
+    return None, check_number(name, scale, "None, a number or a tensor")
+
+
+def check_number(name: str, scale: Any, rule: str) -> float:
+    """A fixed scale."""
     if isinstance(scale, bool) or not isinstance(scale, int | float):
-        raise TypeError(
-            f"{name}: scale must be None, a number or a tensor, got {type(scale).__name__}"
-        )
+        raise TypeError(f"{name}: scale must be {rule}, got {scale!r}; pass a float such as 10.0")
     if not math.isfinite(scale):
-        raise ValueError(f"{name}: scale must be finite, got {scale}")
-    return None, float(scale)
+        raise ValueError(f"{name}: scale must be finite, got {scale}; pass a float such as 10.0")
+    return float(scale)
 
 
-def _sizes(name: str, label: str, value: Any, dims: int, least: int) -> list[int]:
+def check_counts(name: str, **counts: Any) -> None:
+    """Numbers of channels or features."""
+    for label, count in counts.items():
+        if not _is_int(count) or count < 1:
+            raise ValueError(
+                f"{name}: {label} must be a positive int, got {count!r}; pass 1 or more"
+            )
+
+
+def check_choices(name: str, centered: Any, activation: Any) -> None:
+    if activation is not None and activation != "relu":
+        raise ValueError(
+            f'{name}: activation must be None or "relu", got {activation!r}; '
+            "apply any other to the output"
+        )
+    if not isinstance(centered, bool):
+        raise TypeError(
+            f"{name}: centered must be True or False, got {centered!r}; "
+            "True for Pearson, False for the cosine"
+        )
+
+
+def sizes(name: str, label: str, value: Any, dims: int, least: int) -> list[Any]:
     """An int, or one int for each dimension, none below `least`."""
+    many = f"pass an int or a tuple of {dims}"
     values = [value] * dims if _is_int(value) else value
-    if isinstance(values, str) or not isinstance(values, Sequence | torch.Size):
-        raise TypeError(f"{name}: {label} must be an int or a tuple of {dims}, got {value!r}")
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise TypeError(f"{name}: {label} must be an int or {dims} ints, got {value!r}; {many}")
     values = list(values) * dims if len(values) == 1 else list(values)
     if len(values) != dims or not all(_is_int(v) for v in values):
-        raise ValueError(f"{name}: {label} must be an int or {dims} ints, got {value!r}")
+        raise ValueError(f"{name}: {label} must be an int or {dims} ints, got {value!r}; {many}")
     if any(v < least for v in values):
-        raise ValueError(f"{name}: {label} must be at least {least}, got {value!r}")
-    return values
+        raise ValueError(
+            f"{name}: {label} must be at least {least}, got {value!r}; pass {least} or more"
+        )
+    return [v if isinstance(v, torch.SymInt) else int(v) for v in values]
 
 
 def _is_int(value: Any) -> bool:
-    return isinstance(value, int | torch.SymInt) and not isinstance(value, bool)
+    return isinstance(value, int | torch.SymInt | np.integer) and not isinstance(value, bool)
 
 
 def _check_input(name: str, dims: int, input: Tensor, channels: int, rule: str) -> None:
     if input.dim() not in (dims + 1, dims + 2):
         raise ValueError(
             f"{name}: input must have {dims + 2} dimensions, or {dims + 1} without a batch, "
-            f"got {tuple(input.shape)}"
+            f"got {tuple(input.shape)}; reshape it to (N, C, …)"
         )
     if input.shape[-dims - 1] != channels:
         raise ValueError(
             f"{name}: input has {input.shape[-dims - 1]} channels and {rule} {channels}; "
-            f"input is {tuple(input.shape)}"
+            f"input is {tuple(input.shape)}: change its channels, weight or groups"
         )
 
 
-def _check_groups(name: str, groups: Any, label: str, channels: int) -> None:
+def check_groups(name: str, groups: Any, label: str, channels: int) -> None:
     if not _is_int(groups) or groups < 1:
-        raise ValueError(f"{name}: groups must be a positive int, got {groups!r}")
+        raise ValueError(f"{name}: groups must be a positive int, got {groups!r}; pass 1 or more")
     if channels % groups:
-        raise ValueError(f"{name}: groups must divide {label} ({channels}), got {groups}")
+        raise ValueError(
+            f"{name}: groups must divide {label} ({channels}), got {groups}; "
+            f"choose a divisor of {channels}"
+        )
 
 
 def conv_sizes(
@@ -147,18 +200,16 @@ def conv_sizes(
     groups: Any,
 ) -> ConvSizes:
     """Stride, padding and dilation as lists, after every check of the geometry."""
-    _check_groups(name, groups, "the output channels", weight.shape[0])
     _check_input(
         name, dims, input, weight.shape[1] * groups, f"weight × groups ({groups}) asks for"
     )
-    stride = _sizes(name, "stride", stride, dims, 1)
-    dilation = _sizes(name, "dilation", dilation, dims, 1)
+    stride = sizes(name, "stride", stride, dims, 1)
+    dilation = sizes(name, "dilation", dilation, dims, 1)
     reach = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
     extra: list[int] = []
+    padding = conv_padding(name, padding, dims, stride)
     if isinstance(padding, str):
-        padding, extra = _named_padding(name, padding, stride, reach)
-    else:
-        padding = _sizes(name, "padding", padding, dims, 0)
+        padding, extra = _named_padding(padding, reach)
     margins = [2 * p for p in padding]
     if extra:
         margins = [extra[2 * i] + extra[2 * i + 1] for i in reversed(range(dims))]
@@ -171,15 +222,40 @@ def conv_sizes(
     return ConvSizes(stride, padding, dilation, extra)
 
 
-def _named_padding(
-    name: str, padding: str, stride: list[int], reach: list[int]
-) -> tuple[list[int], list[int]]:
+def conv_padding(name: str, padding: Any, dims: int, stride: Sequence[int]) -> Any:
+    """One int for each dimension, "same" or "valid"."""
+    if not isinstance(padding, str):
+        return tuple(sizes(name, "padding", padding, dims, 0))
+    if padding not in ("same", "valid"):
+        raise ValueError(
+            f'{name}: padding must be ints, "same" or "valid", got {padding!r}; pass one of these'
+        )
+    if padding == "same" and any(s != 1 for s in stride):
+        raise ValueError(
+            f'{name}: padding="same" needs stride 1, got {tuple(stride)}; '
+            "use stride 1 or give the padding as ints"
+        )
+    return padding
+
+
+def check_margins(
+    name: str, dims: int, input: Tensor, channels: int, margins: Sequence[int], mode: str
+) -> None:
+    """What a padding mode other than zeros asks of the input; margins: as F.pad's."""
+    _check_input(name, dims, input, channels, "the layer asks for")
+    for axis in range(dims):
+        length, margin = input.shape[-1 - axis], max(margins[2 * axis : 2 * axis + 2])
+        most = {"reflect": length - 1, "circular": length}.get(mode, margin if length else -1)
+        if margin > most:
+            raise ValueError(
+                f"{name}: {mode} padding of {margin} needs a longer input, got "
+                f"{tuple(input.shape)}; pad at most {max(most, 0)} there"
+            )
+
+
+def _named_padding(padding: str, reach: list[int]) -> tuple[list[int], list[int]]:
     if padding == "valid":
         return [0] * len(reach), []
-    if padding != "same":
-        raise ValueError(f'{name}: padding must be ints, "same" or "valid", got {padding!r}')
-    if any(s != 1 for s in stride):
-        raise ValueError(f'{name}: padding="same" needs stride 1, got {tuple(stride)}')
     if all(r % 2 == 0 for r in reach):
         return [r // 2 for r in reach], []
     return [0] * len(reach), [p for r in reversed(reach) for p in (r // 2, r - r // 2)]
@@ -197,24 +273,24 @@ def transpose_sizes(
     dilation: Any,
 ) -> tuple[list[int], list[int], list[int], int, list[int]]:
     """The geometry of a transposed convolution as lists, in torch's order, after every check."""
-    _check_groups(name, groups, "the input channels", weight.shape[0])
     _check_input(name, dims, input, weight.shape[0], "weight asks for")
-    stride = _sizes(name, "stride", stride, dims, 1)
-    dilation = _sizes(name, "dilation", dilation, dims, 1)
-    padding = _sizes(name, "padding", padding, dims, 0)
-    extra = _sizes(name, "output_padding", output_padding, dims, 0)
+    stride = sizes(name, "stride", stride, dims, 1)
+    dilation = sizes(name, "dilation", dilation, dims, 1)
+    padding = sizes(name, "padding", padding, dims, 0)
+    extra = sizes(name, "output_padding", output_padding, dims, 0)
     for o, s, d in zip(extra, stride, dilation, strict=True):
         if o >= max(s, d):
             raise ValueError(
                 f"{name}: output_padding must be smaller than stride or dilation, got "
-                f"{tuple(extra)} with stride {tuple(stride)} and dilation {tuple(dilation)}"
+                f"{tuple(extra)} with stride {tuple(stride)} and dilation {tuple(dilation)}; "
+                "lower it"
             )
     for n, k, s, p, o, d in zip(
         input.shape[-dims:], weight.shape[2:], stride, padding, extra, dilation, strict=True
     ):
         if (n - 1) * s - 2 * p + d * (k - 1) + o + 1 < 1:
             raise ValueError(
-                f"{name}: the output would be empty; input is {tuple(input.shape)}, "
-                f"padding {tuple(padding)}: pad less"
+                f"{name}: the output must not be empty, got input {tuple(input.shape)} with "
+                f"padding {tuple(padding)}; pad less"
             )
     return stride, padding, extra, groups, dilation

@@ -18,7 +18,13 @@ from torch.autograd import forward_ad
 
 from cosnorm import ops as _ops  # noqa: F401  (registers the ops)
 from cosnorm import reference
-from cosnorm.checks import check_scale, check_tensors, conv_sizes, transpose_sizes
+from cosnorm.checks import (
+    check_choices,
+    check_scale,
+    check_tensors,
+    conv_sizes,
+    transpose_sizes,
+)
 
 __all__ = [
     "cosine_conv1d",
@@ -74,10 +80,7 @@ def _tail(
     name: str, scale: Scale, activation: str | None, centered: bool, units: int, weight: Tensor
 ) -> tuple[Tensor | None, float, bool, bool]:
     """(scale tensor, gain, centered, relu) from the arguments that are ours."""
-    if activation not in (None, "relu"):
-        raise ValueError(f'{name}: activation must be None or "relu", got {activation!r}')
-    if not isinstance(centered, bool):
-        raise TypeError(f"{name}: centered must be True or False, got {centered!r}")
+    check_choices(name, centered, activation)
     tensor, gain = check_scale(name, scale, units, weight)
     return tensor, gain, centered, activation == "relu"
 
@@ -93,6 +96,7 @@ def _apply(
 ) -> Tensor:
     scale, *rest = tail
     input = _autocast(input)
+    bias = None if bias is None else bias.to(weight.dtype)  # they differ under autocast at most
     if _forward_mode():
         return formula(input, weight, bias, scale, *geometry, *rest).output
     return getattr(torch.ops.cosnorm, name)(input, weight, bias, scale, *geometry, *rest)[0]
@@ -111,6 +115,11 @@ def _forward_mode() -> bool:
     return getattr(forward_ad, "_current_level", -1) >= 0
 
 
+def _unbatched(output: Tensor) -> Tensor:
+    """Without its batch dimension; no view, which callers could not change in place."""
+    return torch.ops.aten._unsafe_view(output, output.shape[1:])
+
+
 def _convolution(
     dims: int,
     input: Tensor,
@@ -125,7 +134,7 @@ def _convolution(
     activation: str | None,
 ) -> Tensor:
     name = f"cosine_conv{dims}d"
-    check_tensors(name, input, weight, bias, weight_dims=dims + 2)
+    check_tensors(name, input, weight, bias, weight_dims=dims + 2, groups=groups)
     sizes = conv_sizes(name, dims, input, weight, stride, padding, dilation, groups)
     tail = _tail(name, scale, activation, centered, weight.shape[0], weight)
     batched = input if input.dim() == dims + 2 else input.unsqueeze(0)
@@ -133,7 +142,7 @@ def _convolution(
         batched = F.pad(batched, sizes.extra)
     geometry = (sizes.stride, sizes.padding, sizes.dilation, groups)
     output = _apply(name, reference.cosine_conv, batched, weight, bias, geometry, tail)
-    return output if input.dim() == dims + 2 else output.squeeze(0)
+    return output if input.dim() == dims + 2 else _unbatched(output)
 
 
 def cosine_conv1d(
@@ -237,7 +246,7 @@ def _transpose(
     batched = input if input.dim() == dims + 2 else input.unsqueeze(0)
     formula = reference.cosine_conv_transpose
     output = _apply(name, formula, batched, weight, bias, geometry, tail)
-    return output if input.dim() == dims + 2 else output.squeeze(0)
+    return output if input.dim() == dims + 2 else _unbatched(output)
 
 
 def cosine_conv_transpose1d(

@@ -1,27 +1,46 @@
 """Convolutions that measure similarity, plain and transposed, in one, two and three dimensions."""
 
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as torch_functional
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
-from torch.nn.modules.utils import _pair, _single, _triple
 
 from cosnorm import functional as F
-from cosnorm.nn.scale import LearnScale, add_scale, check_activation, describe, reset_scale
+from cosnorm.checks import (
+    check_counts,
+    check_groups,
+    check_margins,
+    check_tensors,
+    conv_padding,
+    sizes,
+)
+from cosnorm.nn.scale import LearnScale, add_scale, describe, reset_scale, set_choices
 
-_TUPLES = {1: _single, 2: _pair, 3: _triple}
+PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
 
 class _Similarity:
     """What plain and transposed layers share beside torch's own: scale, centring, activation."""
 
+    dims: int
+
+    def _sizes(self, least: int, **named: Any) -> tuple[tuple[int, ...], ...]:
+        """Each argument as a tuple of one int for each dimension, none below `least`."""
+        name = type(self).__name__
+        return tuple(tuple(sizes(name, k, v, self.dims, least)) for k, v in named.items())
+
+    def _check_channels(self, in_channels: Any, out_channels: Any, groups: Any) -> None:
+        name = type(self).__name__
+        check_counts(name, in_channels=in_channels, out_channels=out_channels)
+        check_groups(name, groups, "in_channels", in_channels)
+        check_groups(name, groups, "out_channels", out_channels)
+
     def _init_similarity(
         self: Any, centered: bool, scale: Any, learn_scale: LearnScale, activation: str | None,
         device: Any, dtype: Any,
     ) -> None:  # fmt: skip
-        check_activation(self, activation)
-        self.centered, self.activation = centered, activation
+        set_choices(self, centered, activation)
         add_scale(self, self.out_channels, scale, learn_scale, device=device, dtype=dtype)
         reset_scale(self)
 
@@ -48,8 +67,6 @@ class _CosineConv(_Similarity, _ConvNd):
     torch's, but bias=False; the rest is as in CosineLinear.
     """
 
-    dims: int
-
     def __init__(
         self,
         in_channels: int,
@@ -60,7 +77,7 @@ class _CosineConv(_Similarity, _ConvNd):
         dilation: Any = 1,
         groups: int = 1,
         bias: bool = False,
-        padding_mode: str = "zeros",
+        padding_mode: PaddingMode = "zeros",
         device: Any = None,
         dtype: Any = None,
         *,
@@ -69,11 +86,14 @@ class _CosineConv(_Similarity, _ConvNd):
         learn_scale: LearnScale = False,
         activation: str | None = None,
     ) -> None:
-        each = _TUPLES[self.dims]
+        self._check_channels(in_channels, out_channels, groups)
+        kernel, step, spread = self._sizes(
+            1, kernel_size=kernel_size, stride=stride, dilation=dilation
+        )
         super().__init__(
-            in_channels, out_channels, each(kernel_size), each(stride),
-            padding if isinstance(padding, str) else each(padding),
-            each(dilation), False, each(0), groups, bias, padding_mode, device, dtype,
+            in_channels, out_channels, kernel, step,
+            conv_padding(type(self).__name__, padding, self.dims, step),
+            spread, False, (0,) * self.dims, groups, bias, padding_mode, device, dtype,
         )  # fmt: skip
         self._init_similarity(centered, scale, learn_scale, activation, device, dtype)
 
@@ -81,14 +101,20 @@ class _CosineConv(_Similarity, _ConvNd):
         function = getattr(F, f"cosine_conv{self.dims}d")
         padding = self.padding
         if self.padding_mode != "zeros":
-            input = torch_functional.pad(
-                input, self._reversed_padding_repeated_twice, mode=self.padding_mode
-            )
-            padding = 0
+            input, padding = self._padded(input), 0
         return function(
             input, self.weight, self.bias, self.stride, padding, self.dilation, self.groups,
             **self._ours(),
         )  # fmt: skip
+
+    def _padded(self, input: Tensor) -> Tensor:
+        """Around the input what the padding mode says, after the checks that come too late then."""
+        name, margins = type(self).__name__, self._reversed_padding_repeated_twice
+        check_tensors(
+            name, input, self.weight, self.bias, weight_dims=self.dims + 2, groups=self.groups
+        )
+        check_margins(name, self.dims, input, self.in_channels, margins, self.padding_mode)
+        return torch_functional.pad(input, margins, mode=self.padding_mode)
 
 
 class _PearsonConv(_CosineConv):
@@ -104,7 +130,7 @@ class _PearsonConv(_CosineConv):
         dilation: Any = 1,
         groups: int = 1,
         bias: bool = False,
-        padding_mode: str = "zeros",
+        padding_mode: PaddingMode = "zeros",
         device: Any = None,
         dtype: Any = None,
         *,
@@ -126,8 +152,6 @@ class _CosineConvTranspose(_Similarity, _ConvTransposeNd):
     borders and at strides above one their number differs from output to output.
     """
 
-    dims: int
-
     def __init__(
         self,
         in_channels: int,
@@ -139,7 +163,7 @@ class _CosineConvTranspose(_Similarity, _ConvTransposeNd):
         groups: int = 1,
         bias: bool = False,
         dilation: Any = 1,
-        padding_mode: str = "zeros",
+        padding_mode: PaddingMode = "zeros",
         device: Any = None,
         dtype: Any = None,
         *,
@@ -148,18 +172,20 @@ class _CosineConvTranspose(_Similarity, _ConvTransposeNd):
         learn_scale: LearnScale = False,
         activation: str | None = None,
     ) -> None:
-        each = _TUPLES[self.dims]
+        self._check_channels(in_channels, out_channels, groups)
+        kernel, step, spread = self._sizes(
+            1, kernel_size=kernel_size, stride=stride, dilation=dilation
+        )
+        margin, extra = self._sizes(0, padding=padding, output_padding=output_padding)
         super().__init__(
-            in_channels, out_channels, each(kernel_size), each(stride), each(padding),
-            each(dilation), True, each(output_padding), groups, bias, padding_mode, device, dtype,
+            in_channels, out_channels, kernel, step, margin,
+            spread, True, extra, groups, bias, padding_mode, device, dtype,
         )  # fmt: skip
         self._init_similarity(centered, scale, learn_scale, activation, device, dtype)
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        output_padding = self._output_padding(
-            input, output_size, self.stride, self.padding, self.kernel_size,
-            self.dims, self.dilation,
-        )  # fmt: skip
+        place: Any = (self.stride, self.padding, self.kernel_size, self.dims, self.dilation)
+        output_padding = self._output_padding(input, output_size, *place)
         function = getattr(F, f"cosine_conv_transpose{self.dims}d")
         return function(
             input, self.weight, self.bias, self.stride, self.padding, output_padding,
@@ -181,7 +207,7 @@ class _PearsonConvTranspose(_CosineConvTranspose):
         groups: int = 1,
         bias: bool = False,
         dilation: Any = 1,
-        padding_mode: str = "zeros",
+        padding_mode: PaddingMode = "zeros",
         device: Any = None,
         dtype: Any = None,
         *,

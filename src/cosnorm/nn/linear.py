@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from cosnorm import functional as F
-from cosnorm.nn.scale import LearnScale, add_scale, check_activation, describe, reset_scale
+from cosnorm.checks import check_counts
+from cosnorm.nn.scale import LearnScale, add_scale, describe, reset_scale, set_choices
 
 
 class CosineLinear(nn.Module):
@@ -30,6 +31,8 @@ class CosineLinear(nn.Module):
 
     weight: Tensor
     scale: Any
+    centered: bool
+    activation: str | None
 
     def __init__(
         self,
@@ -45,10 +48,11 @@ class CosineLinear(nn.Module):
         activation: str | None = None,
     ) -> None:
         super().__init__()
-        check_activation(self, activation)
+        name = type(self).__name__
+        check_counts(name, in_features=in_features, out_features=out_features)
+        set_choices(self, centered, activation)
         factory = {"device": device, "dtype": dtype}
         self.in_features, self.out_features = in_features, out_features
-        self.centered, self.activation = centered, activation
         self.weight = nn.Parameter(torch.empty((out_features, in_features), **factory))
         if bias:
             self.bias = nn.Parameter(torch.empty(out_features, **factory))

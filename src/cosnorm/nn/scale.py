@@ -5,24 +5,26 @@ from typing import Any
 import torch
 from torch import nn
 
+from cosnorm.checks import check_choices, check_number
+
 LearnScale = bool | str
 
 
 def add_scale(
-    layer: nn.Module, units: int, scale: float | None, learn_scale: LearnScale, **factory: Any
+    layer: Any, units: int, scale: float | None, learn_scale: LearnScale, **factory: Any
 ) -> None:
     """Give `layer` its attribute `scale`: None, a number, or a parameter that starts at it or 1."""
     name = type(layer).__name__
-    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, int | float)):
-        raise TypeError(f"{name}: scale must be None or a number, got {scale!r}")
+    scale = None if scale is None else check_number(name, scale, "None or a number")
     layer.learn_scale = learn_scale
     layer.initial_scale = scale
     if learn_scale is False:
-        layer.scale = None if scale is None else float(scale)
+        layer.scale = scale
         return
     if learn_scale is not True and learn_scale != "per_output":
         raise ValueError(
-            f'{name}: learn_scale must be False, True or "per_output", got {learn_scale!r}'
+            f'{name}: learn_scale must be False, True or "per_output", got {learn_scale!r}; '
+            "pass where a learned scale starts as scale"
         )
     layer.scale = nn.Parameter(torch.empty(1 if learn_scale is True else units, **factory))
 
@@ -33,9 +35,12 @@ def reset_scale(layer: Any) -> None:
 
 
 def check_activation(layer: nn.Module, activation: str | None) -> None:
-    if activation not in (None, "relu"):
-        name = type(layer).__name__
-        raise ValueError(f'{name}: activation must be None or "relu", got {activation!r}')
+    check_choices(type(layer).__name__, False, activation)
+
+
+def set_choices(layer: Any, centered: bool, activation: str | None) -> None:
+    check_choices(type(layer).__name__, centered, activation)
+    layer.centered, layer.activation = centered, activation
 
 
 def describe(layer: Any) -> str:
