@@ -1,0 +1,155 @@
+"""Layers: convolution and linear, against the plain layer and its peers, in one interleaved run.
+
+python -m benchmarks.layers                      the CPU table
+python -m benchmarks.layers --device cuda        the GPU table, in CUDA graphs
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from cosnorm.benchmarks.peers import CONVOLUTIONS, LINEARS, Factory, compiled
+from cosnorm.benchmarks.timing import graphed, held_bytes, interleaved, provenance, write
+from cosnorm.benchmarks.verify import verify
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+SIZES = {  # (batch, channels, side) of convolutions; (rows, in, out) of linear layers
+    "cpu": {"conv": [(8, 128, 24), (8, 512, 12)], "linear": [(128, 1024, 1024)]},
+    "cuda": {
+        "conv": [(128, 512, 24), (128, 512, 12), (128, 512, 6)],
+        "linear": [(8192, 4096, 4096)],
+    },
+}
+MODES = ("forward", "backward", "both")
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("benchmarks.layers", description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--dtype", choices=DTYPES, help="float32 on cpu, bfloat16 on cuda")
+    parser.add_argument("--kinds", default="conv,linear")
+    parser.add_argument("--modes", default="both", help=",".join(MODES))
+    parser.add_argument("--layouts", help="contiguous,channels_last")
+    parser.add_argument("--sizes", help="conv sizes, such as 128x512x24,128x512x12")
+    parser.add_argument("--only", help="providers, comma-separated names or their beginnings")
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument(
+        "--autocast", action="store_true", help="float32 weights, autocast to dtype"
+    )
+    parser.add_argument("--launches", action="store_true", help="count launches: no CUDA graph")
+    parser.add_argument("--no-compile", action="store_true", help="leave compiled peers out")
+    parser.add_argument("--out", help="write JSON here")
+    return parser.parse_args(argv)
+
+
+def providers(kind: str, options: argparse.Namespace) -> dict[str, Factory]:
+    chosen = dict(CONVOLUTIONS if kind == "conv" else LINEARS)
+    if options.device == "cuda":
+        for name in ("cosine, unfold", "pearson, unfold"):
+            chosen.pop(name, None)
+        if not options.no_compile:
+            for name in ("batch", "layer", "cosine, formula", "pearson, formula"):
+                chosen[f"{name}, compiled"] = compiled(chosen[name])
+    for name in [n for n in chosen if n.endswith(", formula")]:
+        chosen.pop(name)
+    if options.only:
+        wanted = [w.strip() for w in options.only.split(",")] + ["conv+relu", "linear+relu"]
+        chosen = {n: f for n, f in chosen.items() if any(n.startswith(w) for w in wanted)}
+    return chosen
+
+
+def work(factory: Factory, x: torch.Tensor, mode: str, options: Any, out: int) -> tuple[Any, Any]:
+    """(what is timed, the forward pass whose memory is counted)."""
+    dtype = DTYPES[options.dtype]
+    module = factory(x.shape[1], out).to(x.device, torch.float32 if options.autocast else dtype)
+    if x.dim() == 4:
+        module = module.to(memory_format=LAYOUTS[options.layout])
+    leaves = [x, *(p for p in module.parameters() if p.requires_grad)]
+
+    def forward() -> torch.Tensor:
+        with torch.autocast(x.device.type, dtype, enabled=options.autocast):
+            return module(x)
+
+    seed = torch.randn_like(forward())
+    if mode == "forward":
+
+        def run() -> None:
+            with torch.no_grad():
+                forward()
+
+        return run, forward
+    if mode == "both":
+        return lambda: torch.autograd.grad(forward(), leaves, seed), forward
+    output = forward()
+    return lambda: torch.autograd.grad(output, leaves, seed, retain_graph=True), forward
+
+
+def measure(kind: str, size: tuple[int, int, int], mode: str, options: Any) -> dict[str, Any]:
+    device, dtype = torch.device(options.device), DTYPES[options.dtype]
+    shape = (size[0], size[1], size[2], size[2]) if kind == "conv" else size[:2]
+    x = torch.randn(shape, device=device).to(dtype)
+    if kind == "conv":
+        x = x.contiguous(memory_format=LAYOUTS[options.layout])
+    x.requires_grad_()
+    out = size[1] if kind == "conv" else size[2]
+    works: dict[str, Callable[[], Any]] = {}
+    held: dict[str, int] = {}
+    for name, factory in providers(kind, options).items():
+        torch.manual_seed(0)
+        timed, forward = work(factory, x, mode, options, out)
+        if "compiled" not in name:
+            held[name] = held_bytes(forward, [])
+        in_graph = options.device == "cuda" and not options.launches
+        works[name] = graphed(timed) if in_graph and mode != "backward" else timed
+    baseline = f"{kind}+relu"
+    table = interleaved(
+        works, rounds=options.rounds, baseline=baseline, cuda=options.device == "cuda"
+    )
+    for name, bytes_ in held.items():
+        table[name]["held_ratio"] = round(bytes_ / held[baseline], 4)
+    return table
+
+
+def show(title: str, table: dict[str, Any]) -> None:
+    print(f"\n{title}")
+    print(f"  {'':26}{'ratio':>8}{'20%–80%':>16}{'µs':>12}{'held':>8}")
+    for name, row in table.items():
+        spread = f"{row['ratio_q20']:.3f}–{row['ratio_q80']:.3f}"
+        held = f"{row['held_ratio']:.2f}" if "held_ratio" in row else ""
+        print(f"  {name:26}{row['ratio']:8.3f}{spread:>16}{row['microseconds']:12.1f}{held:>8}")
+    sys.stdout.flush()
+
+
+def main(argv: list[str]) -> int:
+    options = parse(argv)
+    cuda = options.device == "cuda"
+    options.dtype = options.dtype or ("bfloat16" if cuda else "float32")
+    device = torch.device(options.device)
+    checked = tuple({DTYPES[options.dtype], torch.float32})
+    print(f"checked: {verify(device, checked)} cases against float64")
+    report = {"benchmark": "layers", "arguments": argv, "provenance": provenance(device)}
+    results = report["results"] = []
+    layouts = options.layouts or ("channels_last" if cuda else "contiguous,channels_last")
+    for kind in options.kinds.split(","):
+        sizes = SIZES[options.device][kind]
+        if options.sizes and kind == "conv":
+            sizes = [tuple(map(int, s.split("x"))) for s in options.sizes.split(",")]
+        for size in sizes:
+            for layout in layouts.split(",") if kind == "conv" else ["contiguous"]:
+                for mode in options.modes.split(","):
+                    options.layout = layout
+                    table = measure(kind, size, mode, options)
+                    title = f"{kind} {'×'.join(map(str, size))} {options.dtype} {layout} {mode}"
+                    show(title + (" autocast" if options.autocast else ""), table)
+                    results.append(
+                        {"kind": kind, "size": size, "layout": layout, "mode": mode,
+                         "dtype": options.dtype, "autocast": options.autocast,
+                         "graph": cuda and not options.launches and mode != "backward",
+                         "providers": table}
+                    )  # fmt: skip
+                    write(options.out, report)
+    return 0

@@ -1,0 +1,119 @@
+"""What stands beside the layers in a table: the usual ones, and the usual ways to a cosine."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from cosnorm import reference
+from cosnorm.nn import CosineConv2d, CosineLinear, PearsonConv2d, PearsonLinear
+
+
+class _Similarity(nn.Module):
+    def __init__(self, cin: int, cout: int, centered: bool) -> None:
+        super().__init__()
+        self.weight = nn.Conv2d(cin, cout, 3, bias=False).weight
+        self.centered = centered
+
+    def unit(self) -> Tensor:
+        w = self.weight
+        if self.centered:
+            w = w - w.mean((1, 2, 3), keepdim=True)
+        return w / w.flatten(1).norm(dim=1).clamp(min=1e-12).view(-1, 1, 1, 1)
+
+
+class OnesKernel(_Similarity):
+    """Norms and means of the fields by a convolution with a kernel of ones."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        ones = x.new_ones(1, *self.weight.shape[1:])
+        square = F.conv2d(x * x, ones, padding=1)
+        if self.centered:
+            total = F.conv2d(x, ones, padding=1)
+            square = square - total * total / self.weight[0].numel()
+        norm = square.clamp(min=1e-12).sqrt()
+        return F.relu(F.conv2d(x, self.unit(), padding=1) / norm)
+
+
+class Unfold(_Similarity):
+    """Every field written out as a column, then one matrix product."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        columns = F.unfold(x, 3, padding=1)
+        if self.centered:
+            columns = columns - columns.mean(1, keepdim=True)
+        columns = columns / columns.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        out = self.unit().flatten(1) @ columns
+        return F.relu(out).unflatten(2, x.shape[2:])
+
+
+class Formula(_Similarity):
+    """The reference, traced through autograd: what a compiler makes of the plain formula."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        arguments = ([1, 1], [1, 1], [1, 1], 1, 1.0, self.centered, True)
+        return reference.cosine_conv(x, self.weight, None, None, *arguments).output
+
+
+class NormalizeLinear(nn.Module):
+    """F.normalize on both sides."""
+
+    def __init__(self, cin: int, cout: int, centered: bool) -> None:
+        super().__init__()
+        self.weight = nn.Linear(cin, cout, bias=False).weight
+        self.centered = centered
+
+    def forward(self, x: Tensor) -> Tensor:
+        w = self.weight
+        if self.centered:
+            x, w = x - x.mean(-1, keepdim=True), w - w.mean(-1, keepdim=True)
+        return F.relu(F.linear(F.normalize(x, dim=-1), F.normalize(w, dim=-1)))
+
+
+class FormulaLinear(NormalizeLinear):
+    def forward(self, x: Tensor) -> Tensor:
+        return reference.cosine_linear(x, self.weight, None, None, 1.0, self.centered, True).output
+
+
+Factory = Callable[[int, int], nn.Module]
+
+
+def _conv(cin: int, cout: int) -> nn.Conv2d:
+    return nn.Conv2d(cin, cout, 3, padding=1, bias=False)
+
+
+CONVOLUTIONS: dict[str, Factory] = {
+    "conv+relu": lambda i, o: nn.Sequential(_conv(i, o), nn.ReLU()),
+    "batch": lambda i, o: nn.Sequential(_conv(i, o), nn.BatchNorm2d(o), nn.ReLU()),
+    "layer": lambda i, o: nn.Sequential(_conv(i, o), nn.GroupNorm(1, o, affine=False), nn.ReLU()),
+    "weight": lambda i, o: nn.Sequential(weight_norm(_conv(i, o)), nn.ReLU()),
+    "cosine": lambda i, o: CosineConv2d(i, o, 3, padding=1, activation="relu"),
+    "pearson": lambda i, o: PearsonConv2d(i, o, 3, padding=1, activation="relu"),
+    "cosine, ones kernel": lambda i, o: OnesKernel(i, o, False),
+    "pearson, ones kernel": lambda i, o: OnesKernel(i, o, True),
+    "cosine, unfold": lambda i, o: Unfold(i, o, False),
+    "pearson, unfold": lambda i, o: Unfold(i, o, True),
+    "cosine, formula": lambda i, o: Formula(i, o, False),
+    "pearson, formula": lambda i, o: Formula(i, o, True),
+}
+
+LINEARS: dict[str, Factory] = {
+    "linear+relu": lambda i, o: nn.Sequential(nn.Linear(i, o, bias=False), nn.ReLU()),
+    "batch": lambda i, o: nn.Sequential(nn.Linear(i, o, bias=False), nn.BatchNorm1d(o), nn.ReLU()),
+    "layer": lambda i, o: nn.Sequential(
+        nn.Linear(i, o, bias=False), nn.LayerNorm(o, elementwise_affine=False), nn.ReLU()
+    ),
+    "weight": lambda i, o: nn.Sequential(weight_norm(nn.Linear(i, o, bias=False)), nn.ReLU()),
+    "cosine": lambda i, o: CosineLinear(i, o, activation="relu"),
+    "pearson": lambda i, o: PearsonLinear(i, o, activation="relu"),
+    "cosine, normalize": lambda i, o: NormalizeLinear(i, o, False),
+    "pearson, normalize": lambda i, o: NormalizeLinear(i, o, True),
+    "cosine, formula": lambda i, o: FormulaLinear(i, o, False),
+    "pearson, formula": lambda i, o: FormulaLinear(i, o, True),
+}
+
+
+def compiled(factory: Factory) -> Factory:
+    return lambda i, o: torch.compile(factory(i, o))  # pyright: ignore[reportReturnType]

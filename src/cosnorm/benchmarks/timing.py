@@ -1,0 +1,156 @@
+"""How to time: in rounds, as ratios to a baseline of the same round, with their quantiles."""
+
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from cosnorm import __version__
+
+
+def quantile(values: list[float], q: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
+
+
+def graphed(work: Callable[[], Any]) -> Callable[[], None]:
+    """`work` captured in a CUDA graph: its kernels without the time it takes to launch them."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
+def _once(work: Callable[[], Any], repeats: int, cuda: bool) -> float:
+    """Microseconds a call."""
+    if cuda:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(repeats):
+            work()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) * 1e3 / repeats
+    begin = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    return (time.perf_counter() - begin) * 1e6 / repeats
+
+
+def interleaved(
+    works: Mapping[str, Callable[[], Any]],
+    *,
+    rounds: int,
+    baseline: str,
+    cuda: bool,
+    warmup: int = 3,
+    slice_ms: float = 5.0,
+) -> dict[str, dict[str, float]]:
+    """Times each piece of work once a round; a ratio is taken within a round, never across."""
+    repeats = {}
+    for name, work in works.items():
+        for _ in range(warmup):
+            work()
+        cost = _once(work, 1, cuda)
+        repeats[name] = max(1, int(slice_ms * 1e3 / max(cost, 1.0))) if cuda else 1
+    samples: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(rounds):
+        for name, work in works.items():
+            samples[name].append(_once(work, repeats[name], cuda))
+    base = samples[baseline]
+    return {name: _summary(times, base) for name, times in samples.items()}
+
+
+def _summary(times: list[float], base: list[float]) -> dict[str, float]:
+    ratios = [t / b for t, b in zip(times, base, strict=True)]
+    return {
+        "microseconds": round(median(times), 2),
+        "ratio": round(median(ratios), 4),
+        "ratio_q20": round(quantile(ratios, 0.2), 4),
+        "ratio_q80": round(quantile(ratios, 0.8), 4),
+    }
+
+
+def held_bytes(forward: Callable[[], Any], known: list[torch.Tensor]) -> int:
+    """Bytes that autograd keeps for backward, storages counted once, `known` ones not at all."""
+    skip = {t.untyped_storage().data_ptr() for t in known}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in skip:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        output = forward()
+    total = sum(kept.values())
+    del output
+    return total
+
+
+def _commit() -> str | None:
+    here = Path(__file__).resolve().parent
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty"],
+            cwd=here, capture_output=True, text=True, timeout=5, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def provenance(device: torch.device) -> dict[str, Any]:
+    """What a number means nothing without: hardware, versions, commit."""
+    facts: dict[str, Any] = {
+        "cosnorm": __version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    if device.type == "cuda":
+        facts["gpu"] = torch.cuda.get_device_name(device)
+        facts["cuda"] = torch.version.cuda
+        facts["driver"] = _driver()
+        facts["triton"] = __import__("importlib.metadata").metadata.version("triton")
+    return facts
+
+
+def _driver() -> str | None:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.splitlines()[0].strip()
+
+
+def write(path: str | None, report: dict[str, Any]) -> None:
+    if path:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(json.dumps(report, indent=1) + "\n")
