@@ -5,6 +5,7 @@ import os
 import pickle
 import struct
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -104,11 +105,11 @@ def _python2(value: object) -> bytes:
     return b"T" + struct.pack("<i", len(text)) + text
 
 
-def cifar10_pickles(binary: Path, root: Path, dump=python2_pickle) -> Path:
-    """The same records as a folder of binary files, as the Python archive has them."""
+def cifar10_pickles(paths: Iterable[Path], root: Path, dump=python2_pickle) -> Path:
+    """The records of binary files as the Python archive has them."""
     folder = root / "cifar-10-batches-py"
     folder.mkdir(parents=True)
-    for path in binary.glob("*.bin"):
+    for path in paths:
         rows = np.fromfile(path, np.uint8).reshape(-1, 3073)
         batch = {
             "batch_label": "a batch",

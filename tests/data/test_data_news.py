@@ -95,7 +95,7 @@ def test_raw_posts(tmp_path):
     _write_posts(tmp_path)
     data = load("20news", tmp_path, min_df=1)
     assert data.classes == GROUPS and len(data.train) == 6 and data.test.y.tolist() == [0, 1, 2]
-    words = "space orbit alt atheism rockets moon rocket sci talk politics misc".split()
+    words = {"space", "orbit", "rockets", "moon", "rocket"}.union(*(g.split(".") for g in GROUPS))
     assert data.sample_shape == (len(words),)
     space = data.train.x.to_dense()[:, 0]
     assert space.tolist() == pytest.approx([2 / 3, 0, 1, 1 / 3, 2 / 3, 0])
@@ -116,7 +116,7 @@ def test_source_chooses_between_the_two(tmp_path):
         == load("20news", tmp_path, source="matlab").fingerprint
     )
     assert len(load("20news", tmp_path, source="raw", min_df=1).train) == 6
-    with pytest.raises(DataError, match="source must be 'auto', 'matlab' or 'raw', received 'x'"):
+    with pytest.raises(DataError, match=r"source must be 'auto', 'matlab' or 'raw', received 'x'"):
         load("20news", tmp_path, source="x")
 
 
@@ -170,26 +170,28 @@ def test_missing_files_are_named(tmp_path, name):
 
 def test_posts_without_a_test_part_are_refused(tmp_path):
     (tmp_path / "20news-bydate-train" / "a").mkdir(parents=True)
-    with pytest.raises(DataError, match="20news-bydate-test/ not found"):
+    with pytest.raises(DataError, match=r"20news-bydate-test/ not found"):
         load("20news", tmp_path)
     (tmp_path / "20news-bydate-test" / "b").mkdir(parents=True)
-    with pytest.raises(DataError, match="must hold the same groups"):
+    with pytest.raises(DataError, match=r"must hold the same groups"):
         load("20news", tmp_path)
     (tmp_path / "20news-bydate-test" / "a").mkdir()
     (tmp_path / "20news-bydate-test" / "b").rmdir()
-    with pytest.raises(DataError, match="holds no posts"):
+    with pytest.raises(DataError, match=r"holds no posts"):
         load("20news", tmp_path)
 
 
 def test_options_are_checked(tmp_path):
     write_news(tmp_path)
-    with pytest.raises(DataError, match="tfidf must be 'raw' or 'l2', received 'log'"):
+    with pytest.raises(DataError, match=r"tfidf must be 'raw' or 'l2', received 'log'"):
         load("20news", tmp_path, tfidf="log")
-    with pytest.raises(DataError, match="no word occurs in 100 training documents; lower min_df"):
+    with pytest.raises(DataError, match=r"no word occurs in 100 training documents; lower min_df"):
         load("20news", tmp_path, min_df=100)
-    with pytest.raises(DataError, match="min_df must be at least 1, received 0"):
+    with pytest.raises(DataError, match=r"min_df must be at least 1, received 0"):
         load("20news", tmp_path, min_df=0)
-    with pytest.raises(DataError, match="20news has no option 'idf'; it has tfidf, min_df, source"):
+    with pytest.raises(
+        DataError, match=r"20news has no option 'idf'; it has tfidf, min_df, source"
+    ):
         load("20news", tmp_path, idf=True)
 
 

@@ -155,10 +155,10 @@ def test_npz_with_a_pickle_inside_is_refused_and_nothing_runs(tmp_path):
     marker = tmp_path / "marker"
     malicious = np.array([_Calls(marker)] * 20, dtype=object)
     path = _save(tmp_path / "own.npz", **_parts(y_train=malicious))
-    with pytest.raises(DataError, match="own.npz: its arrays cannot be read"):
+    with pytest.raises(DataError, match=r"own.npz: its arrays cannot be read"):
         load(path)
     (tmp_path / "raw.npz").write_bytes(pickle.dumps(_Calls(marker)))
-    with pytest.raises(DataError, match="raw.npz"):
+    with pytest.raises(DataError, match=r"raw.npz"):
         load(tmp_path / "raw.npz")
     assert not marker.exists()
 
@@ -169,7 +169,7 @@ def test_npz_with_a_pickle_inside_is_refused_and_nothing_runs(tmp_path):
 def test_npz_that_is_not_whole(tmp_path, change):
     path = _save(tmp_path / "own.npz", **_parts())
     path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(DataError, match="own.npz: "):
+    with pytest.raises(DataError, match=r"own.npz: "):
         load(path)
 
 
@@ -178,7 +178,7 @@ def test_npz_with_a_flipped_byte(tmp_path):
     content = bytearray(path.read_bytes())
     content[300] ^= 1
     path.write_bytes(content)
-    with pytest.raises(DataError, match="own.npz: "):
+    with pytest.raises(DataError, match=r"own.npz: "):
         load(path)
 
 
@@ -186,7 +186,7 @@ def test_a_single_array_named_npz(tmp_path):
     path = tmp_path / "own.npz"
     with path.open("wb") as file:
         np.save(file, np.zeros(3))
-    with pytest.raises(DataError, match="it is one array"):
+    with pytest.raises(DataError, match=r"it is one array"):
         load(path)
 
 
@@ -229,7 +229,7 @@ def test_grey_pictures_have_one_channel_and_stray_files_are_passed_over(tmp_path
 
 def test_pictures_of_several_sizes_need_the_option(tmp_path):
     _picture(_folders(tmp_path) / "train" / "dog" / "99.png", size=(9, 9))
-    with pytest.raises(DataError, match="99.png: 9 × 9 pixels, but 00.png has 6 × 8.*option size"):
+    with pytest.raises(DataError, match=r"99.png: 9 × 9 pixels, but 00.png has 6 × 8.*option size"):
         load(tmp_path)
     assert load(tmp_path, size=5).sample_shape == (3, 5, 5)
 
@@ -239,14 +239,14 @@ def test_image_folder_damage(tmp_path):
     content = path.read_bytes()
     for damage in (content[: len(content) // 2], b"", b"text"):
         path.write_bytes(damage)
-        with pytest.raises(DataError, match="03.png: not a readable picture"):
+        with pytest.raises(DataError, match=r"03.png: not a readable picture"):
             load(tmp_path)
     path.write_bytes(content)
     _picture(tmp_path / "test" / "bird" / "0.png")
-    with pytest.raises(DataError, match="bird: a class that the training part does not have"):
+    with pytest.raises(DataError, match=r"bird: a class that the training part does not have"):
         load(tmp_path)
     (tmp_path / "train" / "bird").mkdir()
-    with pytest.raises(DataError, match="train/bird: no pictures in it"):
+    with pytest.raises(DataError, match=r"train/bird: no pictures in it"):
         load(tmp_path)
 
 
@@ -258,7 +258,7 @@ def test_a_picture_that_claims_a_huge_size_is_refused(tmp_path):
 
     content[29:33] = zlib.crc32(content[12:29]).to_bytes(4, "big")
     path.write_bytes(content)
-    with pytest.raises(DataError, match="03.png: .*too large|03.png: not a readable"):
+    with pytest.raises(DataError, match=r"03.png: .*too large|03.png: not a readable"):
         load(tmp_path)
 
 
@@ -268,12 +268,12 @@ def test_a_folder_that_holds_no_classes(tmp_path):
 
 
 def test_names_and_paths_that_mean_nothing(tmp_path):
-    with pytest.raises(DataError, match="imagenet: not a known data set .*digits, mnist"):
+    with pytest.raises(DataError, match=r"imagenet: not a known data set .*digits, mnist"):
         load("imagenet")
     (tmp_path / "x.csv").write_text("1,2")
-    with pytest.raises(DataError, match="a file, but not an .npz"):
+    with pytest.raises(DataError, match=r"a file, but not an .npz"):
         load(tmp_path / "x.csv")
-    with pytest.raises(DataError, match="digits has no option 'size'; it has none"):
+    with pytest.raises(DataError, match=r"digits has no option 'size'; it has none"):
         load("digits", size=3)
 
 

@@ -98,9 +98,9 @@ def test_the_result_is_a_function_of_the_parameters_and_the_input_is_left_alone(
 def test_images_too_small_to_crop_are_refused():
     with pytest.raises(ValueError, match=r"24 × 24 .*received \(1, 8, 8\); use unit_range"):
         tf_cifar.output_shape((1, 8, 8))
-    with pytest.raises(ValueError, match="received"):
+    with pytest.raises(ValueError, match=r"received"):
         tf_cifar.eval(torch.zeros(2, 1, 8, 8))
-    with pytest.raises(ValueError, match="received"):
+    with pytest.raises(ValueError, match=r"received"):
         tf_cifar.train(torch.zeros(2, 1, 8, 8), torch.zeros(2, 5))
     assert tf_cifar(crop=6).output_shape((1, 8, 8)) == (1, 6, 6)
 
@@ -162,7 +162,7 @@ def test_taken_rows_are_a_valid_csr_that_multiplies_and_learns():
 def test_take_refuses_what_is_not_a_vector_of_row_numbers():
     _, sparse = _random_csr(5, 3, 0)
     for index in (torch.tensor([[0]]), torch.tensor([True] * 5), torch.tensor([0.0])):
-        with pytest.raises(ValueError, match="index must be a vector of int64 row numbers"):
+        with pytest.raises(ValueError, match=r"index must be a vector of int64 row numbers"):
             take(sparse, index)
     for index in (torch.tensor([5]), torch.tensor([-1])):
         with pytest.raises((IndexError, RuntimeError)):

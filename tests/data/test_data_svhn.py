@@ -12,6 +12,7 @@ from scipy.io import loadmat, savemat
 
 from cosnorm.data import DataError, load
 from cosnorm.data.mat5 import variables
+from cosnorm.data.published import COUNTS
 
 
 def test_train_and_extra_are_joined_and_ten_means_zero(tmp_path):
@@ -119,22 +120,22 @@ def test_an_element_whose_stream_stops_early_is_found(tmp_path):
     packed = zlib.compress(mat_matrix("X", X12))[:-500]
     path = write_svhn(tmp_path) / "train_32x32.mat"
     path.write_bytes(mat_file() + struct.pack("<II", 15, len(packed)) + packed)
-    with pytest.raises(DataError, match="ends too early"):
+    with pytest.raises(DataError, match=r"ends too early"):
         load("svhn", tmp_path, extra=False)
 
 
 def test_a_missing_extra_file_can_be_left_out(tmp_path):
     (write_svhn(tmp_path) / "extra_32x32.mat").unlink()
-    with pytest.raises(DataError, match="extra_32x32.mat not found.*or leave it out.*extra=False"):
+    with pytest.raises(DataError, match=r"extra_32x32.mat not found.*or leave it out.*extra=False"):
         load("svhn", tmp_path)
     assert len(load("svhn", tmp_path, extra=False).train) == 12
 
 
 def test_one_published_part_beside_a_short_one_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules["cosnorm.data.published"].COUNTS, "svhn", (12, 10))
+    monkeypatch.setitem(COUNTS, "svhn", (12, 10))
     write_svhn(tmp_path, train=12, test=11)
     with pytest.raises(
-        DataError, match="svhn has 12 training and 10 test examples, here are 12 and 11"
+        DataError, match=r"svhn has 12 training and 10 test examples, here are 12 and 11"
     ):
         load("svhn", tmp_path, extra=False)
 
