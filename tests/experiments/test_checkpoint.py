@@ -1,0 +1,101 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cosnorm.experiments.checkpoint import (
+    DamagedCheckpoint,
+    drop_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+    seal,
+    unseal,
+)
+from cosnorm.experiments.storage import LocalStorage
+
+TENSORS = {
+    "weight": torch.arange(12.0).view(3, 4),
+    "strided": torch.arange(6.0).view(2, 3).t(),
+    "count": torch.tensor(3),
+    "empty": torch.zeros(0),
+}
+STATE = {"seconds": 1.5, "data": {"classes": ["a", "ü"]}}
+CONTENT = seal(TENSORS, STATE)
+
+
+def test_what_goes_in_comes_out():
+    tensors, state = unseal(CONTENT)
+    assert state == STATE
+    assert tensors.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert torch.equal(tensors[name], tensor)
+
+
+def test_any_safetensors_reader_can_read_it(tmp_path):
+    from safetensors import safe_open
+
+    (tmp_path / "a.safetensors").write_bytes(CONTENT)
+    with safe_open(tmp_path / "a.safetensors", framework="pt") as file:
+        assert torch.equal(file.get_tensor("weight"), TENSORS["weight"])
+
+
+@given(length=st.integers(0, len(CONTENT) - 1))
+@settings(max_examples=60)
+def test_truncation_is_found(length):
+    with pytest.raises(DamagedCheckpoint):
+        unseal(CONTENT[:length])
+
+
+@given(place=st.integers(0, len(CONTENT) - 1), change=st.integers(1, 255))
+@settings(max_examples=300)
+def test_alteration_is_found(place, change):
+    altered = bytearray(CONTENT)
+    altered[place] ^= change
+    try:
+        tensors, state = unseal(bytes(altered))
+    except DamagedCheckpoint:
+        return
+    # The header's padding and spacing may change without a change of meaning.
+    assert state == STATE
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in TENSORS.items())
+
+
+def test_other_files_are_no_checkpoints():
+    from safetensors.torch import save
+
+    for content in (b"", b"hello", save({"x": torch.zeros(3)}), bytes(1000)):
+        with pytest.raises(DamagedCheckpoint):
+            unseal(content)
+
+
+def test_the_last_two_are_kept(tmp_path):
+    storage = LocalStorage(tmp_path)
+    for step in (1, 20, 300):
+        save_checkpoint(storage, step, {"x": torch.tensor(step)}, {})
+    names = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
+    assert names == ["step-0000000020.safetensors", "step-0000000300.safetensors"]
+    found, warnings = load_checkpoint(storage)
+    assert found is not None and warnings == []
+    assert found[1]["step"] == 300
+
+
+def test_the_one_before_is_used(tmp_path):
+    storage = LocalStorage(tmp_path)
+    assert load_checkpoint(storage) == (None, [])
+    for step in (1, 2):
+        save_checkpoint(storage, step, {"x": torch.tensor(step)}, {})
+    newest = tmp_path / "checkpoints" / "step-0000000002.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    found, warnings = load_checkpoint(storage)
+    assert found is not None and found[1]["step"] == 1
+    assert len(warnings) == 1 and "0000000002.safetensors is damaged" in warnings[0]
+
+
+def test_drop(tmp_path):
+    storage = LocalStorage(tmp_path)
+    for step in (1, 2):
+        save_checkpoint(storage, step, {"x": torch.tensor(step)}, {})
+    drop_checkpoints(storage, after=1)
+    assert storage.names("checkpoints/") == ["checkpoints/step-0000000001.safetensors"]
+    drop_checkpoints(storage)
+    assert storage.names("checkpoints/") == []

@@ -1,0 +1,132 @@
+import json
+import math
+
+import pytest
+from experiment_cases import config_for
+
+from cosnorm.experiments.errors import RunError
+from cosnorm.experiments.record import RunFolder, finite, read_run, result_of, window_of
+from cosnorm.experiments.storage import LocalStorage
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return RunFolder(LocalStorage(tmp_path))
+
+
+def test_metrics_are_lines_and_nan_is_null(folder, tmp_path):
+    folder.append_metrics({"epoch": 1, "step": 5, "train_loss": math.nan, "test_error": 2.0})
+    folder.append_metrics({"epoch": 2, "step": 10, "train_loss": 1.5, "test_error": math.inf})
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["train_loss"] for line in lines] == [None, 1.5]
+    assert folder.metrics()[1]["test_error"] is None
+
+
+def test_truncation_drops_what_will_come_again(folder, tmp_path):
+    for step in (5, 10, 15):
+        folder.append_metrics({"step": step})
+    folder.truncate_metrics(20)
+    assert [line["step"] for line in folder.metrics()] == [5, 10, 15]
+    folder.truncate_metrics(10)
+    assert [line["step"] for line in folder.metrics()] == [5, 10]
+    folder.append_metrics({"step": 15})
+    assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 3
+
+
+def test_a_line_cut_short_by_a_crash(folder, tmp_path):
+    folder.append_metrics({"step": 5})
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 10, "tra')
+    assert folder.metrics() == [{"step": 5}]
+    folder.truncate_metrics(10)
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 5}\n'
+
+
+def test_truncation_to_nothing(folder, tmp_path):
+    folder.truncate_metrics(0)
+    assert not (tmp_path / "metrics.jsonl").exists()
+    folder.append_metrics({"step": 5})
+    folder.truncate_metrics(0)
+    assert folder.metrics() == []
+
+
+def test_a_folder_of_another_run_is_refused(folder):
+    folder.begin(config_for(lr=1.0), {"machine": "this"})
+    folder.begin(config_for(lr=1.0), {"machine": "that"})
+    assert folder.read("environment.json") == {"machine": "this"}
+    with pytest.raises(RunError, match=r"other settings \(lr 1.0, now 2.0\): give the same flags"):
+        folder.begin(config_for(lr=2.0), {})
+
+
+def test_read_run(folder, tmp_path):
+    with pytest.raises(RunError, match="is no run folder: it has no config.json"):
+        read_run(tmp_path)
+    folder.begin(config_for(), {"cores": 2})
+    folder.append_metrics({"step": 1})
+    run = read_run(tmp_path)
+    assert run.config == config_for()
+    assert (run.metrics, run.summary, run.environment) == ([{"step": 1}], None, {"cores": 2})
+
+
+@pytest.mark.parametrize("content", ["{", "[1]"])
+def test_damaged_json_is_named(folder, tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(RunError, match=r"config.json .*; restore or delete it"):
+        folder.config()
+
+
+@pytest.mark.parametrize(
+    ("length", "count"),
+    [
+        ({"epochs": 200}, 50),
+        ({"epochs": 50}, 50),
+        ({"epochs": 49}, 13),
+        ({"epochs": 10}, 3),
+        ({"epochs": 1}, 1),
+        ({"steps": 100_000}, 10_000),
+        ({"steps": 10_000}, 10_000),
+        ({"steps": 2000}, 500),
+    ],
+)
+def test_the_window(length, count):
+    unit = "epoch" if "epochs" in length else "step"
+    assert window_of(config_for(**length)) == {"unit": unit, "count": count}
+
+
+def test_mean_and_population_variance_over_the_last_50_epochs():
+    metrics = [
+        {"epoch": e, "step": 9 * e, "test_error": 90.0 if e <= 150 else float(e % 2)}
+        for e in range(1, 201)
+    ]
+    result = result_of(config_for(epochs=200), metrics, diverged=False)
+    assert (result["test_error_mean"], result["test_error_variance"]) == (0.5, 0.25)
+    assert result["final_test_error"] == 0.0
+    assert result["window"]["evaluations"] == 50
+
+
+def test_mean_over_the_last_10000_steps():
+    metrics = [
+        {"epoch": s / 390, "step": s, "test_error": 1.0 if s > 90_000 else 50.0}
+        for s in range(1000, 100_001, 1000)
+    ]
+    result = result_of(config_for(steps=100_000), metrics, diverged=False)
+    assert (result["test_error_mean"], result["window"]["evaluations"]) == (1.0, 10)
+
+
+def test_a_diverged_run_has_no_error():
+    metrics = [{"epoch": 1, "step": 1, "test_error": None}]
+    result = result_of(config_for(epochs=4), metrics, diverged=True)
+    assert result["diverged"]
+    assert result["test_error_mean"] is result["final_test_error"] is None
+
+
+def test_finite():
+    assert finite({"a": [math.nan, 1.0], "b": (2, "x")}) == {"a": [None, 1.0], "b": [2, "x"]}
+
+
+def test_reading_needs_no_torch():
+    import subprocess
+    import sys
+
+    code = "import cosnorm.experiments.record, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
