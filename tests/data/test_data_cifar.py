@@ -159,6 +159,9 @@ UNWANTED = {
     "number as key": pickle.dumps({1: 2}),
     "array never filled": b"\x80\x02cnumpy\nndarray\n)\x81.",
     "huge array asked for": b"\x80\x02cnumpy\nndarray\n(J\xff\xff\xff\x7ft\x85R.",
+    "shared lists": b"\x80\x02]" + b"".join(b"q%c](h%ch%ce" % (i, i, i) for i in range(60)) + b".",
+    "a list inside itself": b"\x80\x02]q\x01h\x01a.",
+    "state for a function": b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n}b.",
     "array of other bytes": python2_pickle(pixels(4, 4)).replace(b"U\x10", b"U\x0f", 1),
 }
 
@@ -169,6 +172,11 @@ def test_only_arrays_bytes_numbers_lists_and_dicts_are_read(tmp_path, case):
     path.write_bytes(UNWANTED[case])
     with pytest.raises(DataError, match=str(path)):
         read_pickle(path)
+
+
+def test_a_value_remembered_under_a_huge_number_takes_no_memory(tmp_path):
+    (tmp_path / "value").write_bytes(b"\x80\x02]r\xff\xff\xff\x7f.")
+    assert read_pickle(tmp_path / "value") == []
 
 
 @pytest.mark.parametrize("dtype", ["u1", "i8", ">i4", "<f4"])

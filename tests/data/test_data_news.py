@@ -133,7 +133,11 @@ DAMAGE = {
     "empty line": ("train.data", lambda c: b"\n" + c, "each line must hold 3"),
     "document 0": ("train.data", lambda c: b"0 1 1\n" + c, "1 or more"),
     "document 25": ("train.data", lambda c: c + b"25 1 1\n", "last document is 25.*24 labels"),
-    "word 31": ("test.data", lambda c: c + b"9 31 1\n", "word 31 is beyond the 30"),
+    "word 31": (
+        "test.data",
+        lambda c: c + b"9 31 1\n",
+        "word 31 is beyond the 30 of the vocabulary",
+    ),
     "count 0": ("test.data", lambda c: c + b"9 1 0\n", "1 or more"),
     "label 4": (
         "train.label",
@@ -168,6 +172,17 @@ def test_missing_files_are_named(tmp_path, name):
         load("20news", tmp_path)
 
 
+def test_without_the_list_of_words_their_number_is_still_bounded(tmp_path):
+    folder = write_news(tmp_path)
+    expected = load("20news", tmp_path).fingerprint
+    (folder.parent / "vocabulary.txt").unlink()
+    assert load("20news", tmp_path).fingerprint == expected
+    with (folder / "test.data").open("a") as file:
+        file.write("9 999999999999999999999999 1\n")
+    with pytest.raises(DataError, match=r"is beyond the 16,777,216 of the vocabulary"):
+        load("20news", tmp_path)
+
+
 def test_posts_without_a_test_part_are_refused(tmp_path):
     (tmp_path / "20news-bydate-train" / "a").mkdir(parents=True)
     with pytest.raises(DataError, match=r"20news-bydate-test/ not found"):
@@ -187,7 +202,7 @@ def test_options_are_checked(tmp_path):
         load("20news", tmp_path, tfidf="log")
     with pytest.raises(DataError, match=r"no word occurs in 100 training documents; lower min_df"):
         load("20news", tmp_path, min_df=100)
-    with pytest.raises(DataError, match=r"min_df must be at least 1, received 0"):
+    with pytest.raises(DataError, match=r"min_df must be a whole number of at least 1, received 0"):
         load("20news", tmp_path, min_df=0)
     with pytest.raises(
         DataError, match=r"20news has no option 'idf'; it has tfidf, min_df, source"
@@ -206,3 +221,35 @@ def test_the_papers_numbers():
     assert load("20news", root, min_df=6).sample_shape == (18_989,)
     values = data.train.x.values()
     assert values.min() > 0 and values.max() == 1
+
+
+@pytest.mark.slow
+def test_posts_rebuilt_from_the_real_counts_give_the_same_features(tmp_path):
+    """The words of each document, written out as a post, lead back to the same matrix."""
+    folder = real_data() / "20news-bydate" / "matlab"
+    words = (folder.parent / "vocabulary.txt").read_text().split()
+    for part in ("train", "test"):
+        groups = [line.split()[0] for line in (folder / f"{part}.map").read_text().splitlines()]
+        labels = np.loadtxt(folder / f"{part}.label", dtype=int)
+        texts: list[list[str]] = [[] for _ in labels]
+        for document, word, count in np.loadtxt(folder / f"{part}.data", dtype=int).tolist():
+            texts[document - 1] += [words[word - 1]] * count
+        for number, (label, text) in enumerate(zip(labels, texts, strict=True)):
+            path = tmp_path / f"20news-bydate-{part}" / groups[label - 1] / f"{number:06}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("From: someone\n\n" + " ".join(text))
+    expected = load("20news", folder.parents[1])
+    start = time.perf_counter()
+    found = load("20news", tmp_path)
+    assert time.perf_counter() - start < 60  # 5 s on an idle core
+    assert found.sample_shape == expected.sample_shape == (21_566,)
+    for one, other in ((found.train, expected.train), (found.test, expected.test)):
+        assert torch.equal(one.y, other.y)
+        assert torch.equal(one.x.crow_indices(), other.x.crow_indices())
+        assert torch.equal(*(_sorted_rows(split.x) for split in (one, other)))
+
+
+def _sorted_rows(x):
+    """The values of a CSR tensor, sorted within each row: the same whatever the columns' order."""
+    rows = np.repeat(np.arange(x.shape[0]), np.diff(x.crow_indices().numpy()))
+    return torch.from_numpy(x.values().numpy()[np.lexsort((x.values().numpy(), rows))])

@@ -234,6 +234,13 @@ def test_pictures_of_several_sizes_need_the_option(tmp_path):
     assert load(tmp_path, size=5).sample_shape == (3, 5, 5)
 
 
+def test_pictures_of_sixteen_bits_are_refused(tmp_path):
+    path = _folders(tmp_path) / "train" / "dog" / "03.png"
+    Image.fromarray(np.full((8, 6), 40_000, np.uint16)).save(path)
+    with pytest.raises(DataError, match=r"03\.png: more than 8 bits a pixel; save it with 8"):
+        load(tmp_path)
+
+
 def test_image_folder_damage(tmp_path):
     path = _folders(tmp_path) / "train" / "cat" / "03.png"
     content = path.read_bytes()

@@ -105,6 +105,12 @@ def test_images_too_small_to_crop_are_refused():
     assert tf_cifar(crop=6).output_shape((1, 8, 8)) == (1, 6, 6)
 
 
+def test_an_empty_batch():
+    x, params = torch.zeros(0, 3, 32, 32, dtype=torch.uint8), torch.zeros(0, 5)
+    assert tf_cifar.train(x, params).shape == tf_cifar.eval(x).shape == (0, 3, 24, 24)
+    assert unit_range.eval(x).shape == (0, 3, 32, 32)
+
+
 def test_unit_range():
     x = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
     params = unit_range.draw(1, torch.Generator())

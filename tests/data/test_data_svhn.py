@@ -1,5 +1,6 @@
 """The MATLAB reader: against scipy's writer, in any byte order, damaged, and within its memory."""
 
+import io
 import struct
 import subprocess
 import sys
@@ -63,6 +64,14 @@ def _file(images=X12, digits=Y12, **options):
     return mat_file(mat_matrix("X", images), mat_matrix("y", digits), **options)
 
 
+def _float_labels(wrong):
+    digits = Y12.astype(np.float64)
+    digits[3] = wrong
+    stream = io.BytesIO()
+    savemat(stream, {"X": X12, "y": digits})
+    return stream.getvalue()
+
+
 def _lying_shape():
     matrix = mat_matrix("X", X12)
     lie = matrix.replace(struct.pack("<4i", 32, 32, 3, 12), struct.pack("<4i", 32, 32, 3, 99))
@@ -99,6 +108,8 @@ DAMAGE = {
     "fewer labels": (lambda: _file(digits=Y12[:11]), "11 labels for 12 images"),
     "label 11": (lambda: _file(digits=Y12 + 1), "label 11 of example 9 is out of range 1…10"),
     "label 0": (lambda: _file(digits=Y12 - 1), "label 0 of example 0 is out of range 1…10"),
+    "label not a number": (lambda: _float_labels(np.nan), "label nan of example 3"),
+    "fraction": (lambda: _float_labels(1.5), "not all whole numbers"),
     "lying shape": (_lying_shape, "does not fit its 36,864 bytes"),
     "bomb": (_bomb, "more than the file holds"),
     "broken sum": (_broken_sum, "compressed data is broken"),
@@ -126,7 +137,9 @@ def test_an_element_whose_stream_stops_early_is_found(tmp_path):
 
 def test_a_missing_extra_file_can_be_left_out(tmp_path):
     (write_svhn(tmp_path) / "extra_32x32.mat").unlink()
-    with pytest.raises(DataError, match=r"extra_32x32.mat not found.*or leave it out.*extra=False"):
+    with pytest.raises(
+        DataError, match=r"extra_32x32.mat \(or leave it out.*extra=False\) not found"
+    ):
         load("svhn", tmp_path)
     assert len(load("svhn", tmp_path, extra=False).train) == 12
 

@@ -21,11 +21,14 @@ def image_folders(root: Path, size: int | None = None) -> Dataset:
 
     Without a test folder, a fifth of each class is held out by a fixed seed. Classes are the
     folders' names in alphabetical order. If every picture is grey there is one channel, else
-    three. Hidden files and files that are not pictures by their suffix are passed over.
+    three; transparency is ignored. Hidden files, and files that are not pictures by their
+    suffix, are passed over.
 
     Args:
         size: scale every picture to size × size; without it all must be of one size already.
     """
+    if size is not None and (not isinstance(size, int) or size < 1):
+        raise DataError(f"size must be a whole number of pixels, received {size!r}")
     train_root = root / "train" if (root / "train").is_dir() else root
     classes = _class_names(train_root)
     train = _files(train_root, classes)
@@ -98,6 +101,8 @@ class _Pictures:
                     raise damaged(
                         path, f"{picture.size} is too large for a training picture", "shrink it"
                     )
+                if picture.mode[0] in "IF":
+                    raise damaged(path, "more than 8 bits a pixel", "save it with 8")
                 if self._size is not None:
                     picture = picture.convert("RGB").resize((self._size, self._size))
                 self._check_size(path, picture.size)

@@ -5,6 +5,7 @@ step is a function of its seed. No step waits for the device or has a shape that
 all of it can be captured in a CUDA graph, with the parameters in a buffer that is refilled.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -113,8 +114,8 @@ class TFCifar:
         columns = _offset(left, width - self.crop) + steps
         if self.flip:
             columns = torch.where((flip < 0.5)[:, None], columns.flip(1), columns)
-        pixel = (rows[:, :, None] * width + columns[:, None, :]).reshape(n, 1, -1)
-        picked = x.reshape(n, channels, -1).gather(2, pixel.expand(-1, channels, -1))
+        pixel = (rows[:, :, None] * width + columns[:, None, :]).flatten(1)[:, None]
+        picked = x.flatten(2).gather(2, pixel.expand(-1, channels, -1))
         return picked.view(n, channels, self.crop, self.crop)
 
 
@@ -126,7 +127,7 @@ def _offset(uniform: Tensor, largest: int) -> Tensor:
 def _standardise(image: Tensor) -> Tensor:
     centred = image - image.mean((1, 2, 3), keepdim=True)
     deviation = centred.square().mean((1, 2, 3), keepdim=True).sqrt()
-    return centred / deviation.clamp_min(image[0].numel() ** -0.5)
+    return centred / deviation.clamp_min(math.prod(image.shape[1:]) ** -0.5)
 
 
 unit_range = UnitRange()

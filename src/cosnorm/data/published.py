@@ -38,7 +38,7 @@ def check_counts(release: str, train: int, test: int, where: Path) -> None:
 
 def check_labels(labels: np.ndarray, classes: int, path: Path, first: int = 0) -> None:
     """Refuse labels outside first…first+classes-1, naming the first such row."""
-    wrong = np.flatnonzero((labels < first) | (labels >= first + classes))
+    wrong = np.flatnonzero(~((labels >= first) & (labels < first + classes)))
     if len(wrong):
         raise damaged(
             path,

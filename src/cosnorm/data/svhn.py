@@ -29,12 +29,9 @@ def svhn(root: Path, extra: bool = True) -> Dataset:
             paper does.
     """
     names = ["train_32x32.mat", "extra_32x32.mat"] if extra else ["train_32x32.mat"]
-    try:
-        train = _read([_find(root, name) for name in names])
-    except DataError as error:
-        if extra and "extra_32x32.mat not found" in str(error):
-            raise DataError(f"{error}; or leave it out with the option extra=False") from error
-        raise
+    if not isinstance(extra, bool):
+        raise DataError(f"svhn: extra must be True or False, received {extra!r}")
+    train = _read([_find(root, name) for name in names])
     test = _read([_find(root, "test_32x32.mat")])
     check_counts("svhn with extra" if extra else "svhn", len(train[1]), len(test[1]), root)
     return Dataset("svhn", split_of(*train), split_of(*test), tuple("0123456789"), "image")
@@ -43,7 +40,8 @@ def svhn(root: Path, extra: bool = True) -> Dataset:
 def _find(root: Path, name: str) -> Path:
     path = first_existing(folder / name for folder in (root / "svhn", root / "SVHN", root))
     if path is None:
-        raise not_found("svhn", root, name)
+        without = " (or leave it out with the option extra=False)" if "extra" in name else ""
+        raise not_found("svhn", root, name + without)
     return path
 
 
@@ -97,4 +95,6 @@ def _labels(variable: Variable, count: int, path: Path) -> np.ndarray:
         raise damaged(path, f"{variable.size:,} labels for {count:,} images")
     values = np.concatenate(list(variable.blocks(1 << 20)))
     check_labels(values, 10, path, first=1)
+    if np.any(values % 1):
+        raise damaged(path, "its labels are not all whole numbers")
     return (values % 10).astype(np.uint8)

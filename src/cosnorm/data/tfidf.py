@@ -61,8 +61,8 @@ def features(train: Counts, test: Counts, variant: Variant, min_df: int) -> tupl
     """Both parts as float32 sparse CSR tensors over the words with df ≥ `min_df` on training."""
     if variant not in ("raw", "l2"):
         raise DataError(f"tfidf must be 'raw' or 'l2', received {variant!r}")
-    if min_df < 1:
-        raise DataError(f"min_df must be at least 1, received {min_df}")
+    if not isinstance(min_df, int) or min_df < 1:
+        raise DataError(f"min_df must be a whole number of at least 1, received {min_df!r}")
     df = np.bincount(train.words, minlength=train.vocabulary)
     chosen = df >= min_df
     if not chosen.any():
