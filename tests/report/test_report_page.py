@@ -166,3 +166,23 @@ def test_the_averaged_and_the_raw_error_can_both_be_shown(tmp_path):
     data = page_data(group_runs(load_runs(tmp_path)[0], []))
     keys = [metric["key"] for metric in data["sections"][0]["metrics"]]
     assert keys == ["test_error", "train_loss", "test_error_raw"]
+
+
+def test_the_finding_says_what_the_seeds_do_not_tell_apart(tmp_path):
+    for method, levels in {
+        "pearson": (1.0, 1.4),
+        "cosine": (1.3, 1.5),
+        "batch": (9.0, 9.1),
+    }.items():
+        for seed, level in enumerate(levels):
+            write_run(tmp_path / f"{method}{seed}", config_of(method, seed), level=level)
+    page = page_of(tmp_path)
+    assert re.search(
+        r"Lowest mean test error: pearson, .* not clearly apart from it: cosine\.", page
+    )
+
+
+def test_the_finding_of_single_seeds_says_so(tmp_path):
+    for method in ("pearson", "cosine"):
+        write_run(tmp_path / method, config_of(method))
+    assert "(one seed: how far chance reaches is not known)" in page_of(tmp_path)

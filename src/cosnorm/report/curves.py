@@ -8,9 +8,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 from cosnorm.report.groups import Group, Spread
 from cosnorm.report.runs import Run, number
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,15 @@ def _area(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]
     return abs((a[0] - c[0]) * (b[1] - a[1]) - (a[0] - b[0]) * (c[1] - a[1]))
 
 
+def for_scale(groups: Sequence[Group], curves: Sequence[Curve]) -> list[Curve]:
+    """The curves, those of diverged groups emptied: they have no say in the choice of a range."""
+    if all(group.all_diverged for group in groups):
+        return list(curves)
+    empty = Curve((), (), ())
+    pairs = zip(groups, curves, strict=True)
+    return [empty if group.all_diverged else curve for group, curve in pairs]
+
+
 # A curve whose converged level lies this many times above the median level leaves the scale to
 # the others and is named as off scale instead.
 OFF_SCALE = 4.0
@@ -83,7 +95,7 @@ OFF_SCALE = 4.0
 
 def levels(curves: Sequence[Curve]) -> list[float | None]:
     """The converged level of each curve: the median of its last half."""
-    return [statistics.median(c.y[len(c.y) // 2 :]) if c.y else None for c in curves]
+    return [statistics.median(_tail(c.y)) if c.y else None for c in curves]
 
 
 def off_scale(curves: Sequence[Curve]) -> list[bool]:
@@ -99,19 +111,31 @@ def readable_range(curves: Sequence[Curve]) -> tuple[float, float]:
     """The y-range that shows the converged part: early transients may leave it at the top.
 
     Its floor is the lowest point. Its ceiling is the 97th percentile of what comes after the first
-    tenth, but stays within 1.2 times the spread of the converged halves above them.
+    tenth, but stays within 1.2 times the spread of the converged halves above them. The bands of
+    the converged halves are inside, as wide as they typically are.
     """
     pairs = zip(curves, off_scale(curves), strict=True)
     kept = [c for c, off in pairs if not off and c.y]
     if not kept:
         return (0.0, 1.0)
-    low = min(min(c.y) for c in kept)
-    tail = max(_quantile(c.y[len(c.y) // 2 :], 0.98) for c in kept)
+    low = min(min(min(c.y), statistics.median(_tail(c.y)) - _band(c)) for c in kept)
+    tail = max(_quantile(_tail(c.y), 0.98) + _band(c) for c in kept)
     settled = [y for c in kept for y in c.y[len(c.y) // 10 :]]
     spread = max(tail - low, 0.05 * abs(low), 1e-6)
     high = min(max(_quantile(settled, 0.97), tail), tail + 1.2 * spread)
     margin = 0.06 * max(high - low, spread)
-    return (low - margin if low < 0 else max(0.0, low - margin), high + margin)
+    floor = low - margin
+    positive = all(min(c.y) >= 0 for c in kept)
+    return (max(0.0, floor) if positive else floor, high + margin)
+
+
+def _tail(values: Sequence[T]) -> Sequence[T]:
+    return values[len(values) // 2 :]
+
+
+def _band(curve: Curve) -> float:
+    """The typical deviation over seeds in the converged half."""
+    return statistics.median(deviation or 0.0 for deviation in _tail(curve.deviation))
 
 
 def _quantile(values: Sequence[float], share: float) -> float:

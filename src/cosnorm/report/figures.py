@@ -1,12 +1,13 @@
 """Figures for print: test error against epoch or step, a curve per method, a band over seeds."""
 
 import io
+import math
 import warnings
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cosnorm.report.curves import Curve, group_curve, levels, off_scale, readable_range
+from cosnorm.report.curves import Curve, for_scale, group_curve, levels, off_scale, readable_range
 from cosnorm.report.groups import DatasetGroups, Group
 from cosnorm.report.runs import ReportError
 from cosnorm.report.style import Look, looks, variant_look
@@ -34,6 +35,9 @@ _RC: Any = {
     "svg.fonttype": "none",
     "text.parse_math": False,
 }
+
+# Inches: the comparison without its legend, a panel of the settings, a line of the legend.
+_WIDTH, _HEIGHT, _PANEL, _LINE = 5.2, 3.2, 3.6, 0.17
 
 
 def figure_files(section: DatasetGroups) -> dict[str, bytes]:
@@ -77,17 +81,18 @@ def _new_figure(columns: int, rows: int, width: float, height: float) -> tuple["
 
 
 def _comparison(section: DatasetGroups) -> "Figure":
-    figure, axes = _new_figure(1, 1, 5.2, 3.4)
+    figure, axes = _new_figure(1, 1, _WIDTH, _HEIGHT)
     styles = looks([group.method for group in section.groups])
-    _draw(axes[0][0], section, section.main, [styles[group.method] for group in section.main])
-    axes[0][0].set_title(section.label)
+    drawn = [styles[group.method] for group in section.main]
+    lines = _draw(axes[0][0], section, section.main, drawn, section.label, _WIDTH)
+    figure.set_figheight(_HEIGHT + _LINE * lines)
     return figure
 
 
 def _settings(section: DatasetGroups, methods: Sequence[str]) -> "Figure":
     columns = min(2, len(methods))
     rows = -(-len(methods) // columns)
-    figure, axes = _new_figure(columns, rows, 3.6 * columns, 2.7 * rows)
+    figure, axes = _new_figure(columns, rows, _PANEL * columns, 3.0 * rows)
     styles = looks([group.method for group in section.groups])
     for place, ax in enumerate(axes.flat):
         if place >= len(methods):
@@ -95,8 +100,8 @@ def _settings(section: DatasetGroups, methods: Sequence[str]) -> "Figure":
             continue
         groups = [group for group in section.groups if group.method == methods[place]]
         drawn = [variant_look(styles[methods[place]], i) for i in range(len(groups))]
-        _draw(ax, section, groups, drawn, [group.variant for group in groups])
-        ax.set_title(f"{section.label}: {methods[place]}")
+        title = f"{section.label}: {methods[place]}"
+        _draw(ax, section, groups, drawn, title, _PANEL, [group.variant for group in groups])
     return figure
 
 
@@ -105,17 +110,21 @@ def _draw(
     section: DatasetGroups,
     groups: Sequence[Group],
     styles: Sequence[Look],
+    title: str,
+    width: float,
     labels: Sequence[str] | None = None,
-) -> None:
+) -> int:
+    """Curves, axes and legend; returns the lines that the legend takes."""
     curves = [group_curve(group, "test_error", section.unit) for group in groups]
     labels = labels or [group.label for group in groups]
-    rows = zip(groups, curves, styles, labels, off_scale(curves), levels(curves), strict=True)
+    scaled = for_scale(groups, curves)
+    rows = zip(groups, curves, styles, labels, off_scale(scaled), levels(scaled), strict=True)
     for group, curve, look, label, off, level in rows:
         # A leading underscore would keep the label out of the legend.
         name = f" {label}" if label.startswith("_") else label
         text = f"{name}, off scale at {level:.1f} %" if off else name
         _draw_curve(ax, curve, look, text + _standing(group), group.all_diverged)
-    ax.set_ylim(*readable_range(curves))
+    ax.set_ylim(*readable_range(scaled))
     ax.set_xlabel(section.unit)
     ax.set_ylabel("test error (%)")
     longest = max((curve.x[-1] for curve in curves if curve.x), default=1)
@@ -124,7 +133,27 @@ def _draw(
     ax.set_axisbelow(True)
     if longest >= 10_000:
         ax.xaxis.set_major_formatter(lambda x, _: f"{x / 1000:g}k" if x else "0")
-    ax.legend(edgecolor="none", framealpha=0.85, handlelength=3.2, loc="upper right")
+    return _legend(ax, title, width - 0.5)
+
+
+def _legend(ax: "Axes", title: str, width: float) -> int:
+    """Above the axes, where it hides no curve, and the title above it; returns its lines."""
+    labels = ax.get_legend_handles_labels()[1]
+    columns = next(n for n in (3, 2, 1) if n == 1 or _legend_width(labels, n) <= width)
+    lines = math.ceil(len(labels) / columns)
+    ax.legend(
+        loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, frameon=False, handlelength=3.2,
+        borderaxespad=0.2, columnspacing=1.5,
+    )  # fmt: skip
+    ax.set_title(title, loc="left", pad=8 + _LINE * 72 * lines)
+    return lines
+
+
+def _legend_width(labels: Sequence[str], columns: int) -> float:
+    """About how many inches the legend takes: handles and letters of 8-point type."""
+    lines = math.ceil(len(labels) / columns)
+    parts = [labels[i : i + lines] for i in range(0, len(labels), lines)]
+    return sum(0.65 + 0.056 * max(map(len, part)) for part in parts)
 
 
 def _draw_curve(ax: "Axes", curve: Curve, look: Look, label: str, ended: bool) -> None:
@@ -139,7 +168,7 @@ def _draw_curve(ax: "Axes", curve: Curve, look: Look, label: str, ended: bool) -
     if any(deviation for deviation in curve.deviation):
         low = [y - (d or 0) for y, d in zip(curve.y, curve.deviation, strict=True)]
         high = [y + (d or 0) for y, d in zip(curve.y, curve.deviation, strict=True)]
-        ax.fill_between(curve.x, low, high, color=look.light, alpha=0.18, linewidth=0)
+        ax.fill_between(curve.x, low, high, color=look.light, alpha=0.14, linewidth=0)
 
 
 def _standing(group: Group) -> str:

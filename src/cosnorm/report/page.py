@@ -25,7 +25,7 @@ from cosnorm.report.published import CLAIMS
 from cosnorm.report.runs import Run
 from cosnorm.report.tables import DASH, cells, error_text, header, notes
 
-_SCRIPTS = ("chart.js", "controls.js", "page.js")
+_SCRIPTS = ("shapes.js", "chart.js", "controls.js", "page.js")
 # A whole run list is laid out at once; beyond this many characters a value is cut in tables (the
 # run's own settings show it whole).
 _VALUE_LENGTH = 120
@@ -126,11 +126,27 @@ def _section(index: int, section: DatasetGroups, differing: Mapping[str, Any]) -
 def _finding(section: DatasetGroups) -> str:
     if section.best is not None:
         error = error_text(section.best.test_error)
-        return f"Lowest mean test error: {section.best.label}, {error} %."
+        return f"Lowest mean test error: {section.best.label}, {error} %{_caution(section)}."
     finished = [group for group in section.groups if group.test_error is not None]
     if not finished:
         return "No run has finished with a result yet."
     return f"Mean test error: {finished[0].label}, {error_text(finished[0].test_error)} %."
+
+
+def _caution(section: DatasetGroups) -> str:
+    """Which groups reach the best one within both deviations."""
+    best = section.best
+    assert best is not None and best.test_error is not None
+    if best.test_error.deviation is None:
+        return " (one seed: how far chance reaches is not known)"
+    ceiling = best.test_error.mean + best.test_error.deviation
+    near = [
+        group.label
+        for group in section.groups
+        if group is not best and (error := group.test_error) is not None
+        if error.mean - (error.deviation or 0) <= ceiling
+    ]
+    return f"; not clearly apart from it: {', '.join(near)}" if near else ""
 
 
 def _results(section: DatasetGroups) -> str:
@@ -203,6 +219,8 @@ def _environment(runs: Sequence[Run]) -> str:
     names = dict.fromkeys(key for one in environments for key in one)
     rows = []
     for key in [*differing, *(name for name in names if name not in differing)]:
+        if key == "started":
+            continue
         counts = Counter(plain(one[key]) if key in one else DASH for one in environments)
         text = "; ".join(_with_count(value, n, len(counts)) for value, n in counts.most_common(8))
         more = f"; and {len(counts) - 8} more" if len(counts) > 8 else ""

@@ -6,6 +6,7 @@ from typing import Any
 
 from cosnorm.report.curves import (
     Curve,
+    for_scale,
     group_curve,
     levels,
     off_scale,
@@ -92,7 +93,9 @@ def _section(index: int, section: DatasetGroups, limit: int) -> dict[str, Any]:
         "id": str(index),
         "unit": section.unit,
         "units": units,
-        "metrics": [{"key": key, "label": label, **_scale(curves[key])} for key, label in metrics],
+        "metrics": [
+            {"key": key, "label": label, **_scale(section, curves[key])} for key, label in metrics
+        ],
         "groups": [
             {
                 **_legend(section, group),
@@ -122,7 +125,8 @@ def _legend(section: DatasetGroups, group: Group) -> dict[str, Any]:
     }
 
 
-def _scale(curves: Sequence[Curve]) -> dict[str, Any]:
+def _scale(section: DatasetGroups, drawn: Sequence[Curve]) -> dict[str, Any]:
+    curves = for_scale(section.groups, drawn)
     off = [
         {"group": i, "level": level}
         for i, (far, level) in enumerate(zip(off_scale(curves), levels(curves), strict=True))

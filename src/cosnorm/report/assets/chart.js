@@ -1,70 +1,6 @@
 "use strict";
 
-// A line chart in SVG: curves with bands over seeds, hover, zoom, switches. Text from the data goes
-// through textContent only.
-
-const SVG = "http://www.w3.org/2000/svg";
-const MARGIN = { left: 54, right: 16, top: 14, bottom: 42 };
-const BAR = 8; // a drag shorter than this, in pixels, is a click
-
-function element(tag, attributes = {}, ...children) {
-  const node = document.createElement(tag);
-  for (const [key, value] of Object.entries(attributes)) {
-    if (key === "text") node.textContent = value;
-    else if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
-    else if (value !== null && value !== false) node.setAttribute(key, value);
-  }
-  node.append(...children);
-  return node;
-}
-
-function shape(tag, attributes, text) {
-  const node = document.createElementNS(SVG, tag);
-  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-  if (text !== undefined) node.textContent = text;
-  return node;
-}
-
-function niceTicks(low, high, count) {
-  const rough = (high - low) / Math.max(1, count);
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= rough * 0.999);
-  const ticks = [];
-  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) ticks.push(i * step);
-  return ticks;
-}
-
-function logTicks(low, high) {
-  const ticks = [];
-  for (let e = Math.floor(Math.log10(low)); e <= Math.ceil(Math.log10(high)); e++) {
-    for (const m of [1, 2, 5]) {
-      const tick = m * 10 ** e;
-      if (tick >= low && tick <= high) ticks.push(tick);
-    }
-  }
-  return ticks.length >= 2 ? ticks : niceTicks(low, high, 5).filter((tick) => tick > 0);
-}
-
-function tidy(value, digits = 5) {
-  return String(Number(value.toPrecision(digits)));
-}
-
-function axisText(value) {
-  const text = Math.abs(value) >= 10000 ? `${tidy(value / 1000)}k` : tidy(value);
-  return text.replace("-", "−");
-}
-
-// The index of the entry of a sorted list that lies nearest to the value.
-function nearest(sorted, value) {
-  let low = 0;
-  let high = sorted.length - 1;
-  while (high - low > 1) {
-    const middle = (low + high) >> 1;
-    if (sorted[middle] < value) low = middle;
-    else high = middle;
-  }
-  return value - sorted[low] <= sorted[high] - value ? low : high;
-}
+// A line chart in SVG: curves with bands over seeds, hover, zoom, switches.
 
 class Chart {
   constructor(root, section) {
@@ -209,13 +145,17 @@ class Chart {
   }
 
   drawCurves(layer, s) {
+    const bands = shape("g", {});
+    layer.append(bands); // below all lines
     for (const { group, index } of this.visible()) {
       const colour = group[theme()];
-      const faded = this.focus !== null && this.focus !== index;
-      const own = shape("g", { opacity: faded ? 0.2 : 1 });
+      const opacity = this.focus === null || this.focus === index ? 1 : 0.2;
+      const own = shape("g", { opacity });
       const curve = this.curve(group, group.factor);
       if (this.show.bands && curve[2].some((d) => d)) {
-        own.append(shape("path", { class: "band", d: bandPath(curve, s), fill: colour }));
+        const band = shape("g", { opacity });
+        band.append(shape("path", { class: "band", d: bandPath(curve, s), fill: colour }));
+        bands.append(band);
       }
       for (const run of this.show.runs ? group.runs : []) {
         const path = linePath(this.curve(run, group.factor), s, this.state.log);
@@ -263,42 +203,4 @@ class Chart {
     const full = this.fullRange();
     this.zoom({ x0: Math.max(0, left), x1: Math.min(full.x1, right), y0: bottom, y1: top });
   }
-}
-
-function linePath([xs, ys], s, log) {
-  let path = "";
-  let pen = "M";
-  for (let i = 0; i < xs.length; i++) {
-    if (log && ys[i] <= 0) {
-      pen = "M";
-      continue;
-    }
-    path += `${pen}${s.x(xs[i]).toFixed(1)} ${s.y(ys[i]).toFixed(1)}`;
-    pen = "L";
-  }
-  return path;
-}
-
-function bandPath([xs, ys, ds], s) {
-  const at = (i, sign) => {
-    const value = Math.max(ys[i] + sign * (ds[i] ?? 0), ys[i] > 0 ? ys[i] * 1e-3 : -Infinity);
-    return `${s.x(xs[i]).toFixed(1)} ${s.y(value).toFixed(1)}`;
-  };
-  const up = xs.map((_, i) => at(i, 1));
-  const down = xs.map((_, i) => at(i, -1)).reverse();
-  return `M${[...up, ...down].join("L")}Z`;
-}
-
-// Where a diverged curve breaks off: a cross.
-function endMark(s, [xs, ys], colour) {
-  const [x, y] = [s.x(xs[xs.length - 1]), s.y(ys[ys.length - 1])];
-  return shape("path", { class: "end", d: `M${x - 5} ${y - 5}l10 10m0 -10l-10 10`, stroke: colour });
-}
-
-// The paper's value: a mark at the right edge.
-function paperMark(s, value, colour) {
-  const [x, y] = [s.width - MARGIN.right, s.y(value)];
-  const mark = shape("path", { class: "paper", d: `M${x} ${y}l-9 -5v10Z`, fill: colour });
-  mark.append(shape("title", {}, `paper: ${value}`));
-  return mark;
 }

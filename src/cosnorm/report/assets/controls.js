@@ -196,7 +196,7 @@ function fillTip(chart, x, rows) {
   const lines = rows.map(({ group, y, d }) => element("tr", {},
     element("td", {}, swatch(group)), element("td", { text: group.label }),
     element("td", { class: "number", text: y < 0.01 ? tidy(y, 3) : y.toFixed(y < 1 ? 3 : 2) }),
-    element("td", { class: "number", text: d ? `± ${d < 0.01 ? tidy(d, 1) : d.toFixed(2)}` : "" })));
+    element("td", { class: "number", text: d === null ? "" : `± ${d && d < 0.01 ? tidy(d, 1) : d.toFixed(2)}` })));
   chart.tip.replaceChildren(
     element("b", { text: `${chart.state.unit} ${tidy(x, 7)}` }),
     element("table", {}, element("tbody", {}, ...lines)));
