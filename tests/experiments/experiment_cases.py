@@ -19,6 +19,12 @@ def clusters(rows=60, classes=3, shape=(6,), seed=0):
     return x.view(rows, *shape), y
 
 
+def dataset_of(name, train, test, y, kind):
+    rows = train.shape[0]
+    names = tuple(f"class {k}" for k in range(int(y.max()) + 1))
+    return Dataset(name, Split(train, y[:rows]), Split(test, y[rows:]), names, kind)
+
+
 def vector_data(rows=60, test=30, classes=3):
     x, y = clusters(rows + test, classes)
     names = tuple(f"class {k}" for k in range(classes))
@@ -30,8 +36,7 @@ def vector_data(rows=60, test=30, classes=3):
 def image_data(rows=60, test=30, shape=(1, 8, 8), classes=3):
     x, y = clusters(rows + test, classes, shape)
     x = (x * 100).to(torch.uint8)
-    names = tuple(f"class {k}" for k in range(classes))
-    return Dataset("images", Split(x[:rows], y[:rows]), Split(x[rows:], y[rows:]), names, "image")
+    return dataset_of("images", x[:rows], x[rows:], y, "image")
 
 
 def sparse_data(rows=60, test=30, features=40, classes=3):
@@ -40,8 +45,7 @@ def sparse_data(rows=60, test=30, features=40, classes=3):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
         train, evaluation = x[:rows].to_sparse_csr(), x[rows:].to_sparse_csr()
-    names = tuple(f"class {k}" for k in range(classes))
-    return Dataset("sparse", Split(train, y[:rows]), Split(evaluation, y[rows:]), names, "sparse")
+    return dataset_of("sparse", train, evaluation, y, "sparse")
 
 
 def config_for(method="cosine", **settings):

@@ -75,5 +75,5 @@ def test_length():
 
 
 def test_unknown_method():
-    with pytest.raises(ConfigError, match="method must be one of pearson, .*; got 'group'"):
+    with pytest.raises(ConfigError, match=r"method must be one of pearson, .*; got 'group'"):
         learning_rate("group")

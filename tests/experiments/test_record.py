@@ -59,7 +59,7 @@ def test_a_folder_of_another_run_is_refused(folder):
 
 
 def test_read_run(folder, tmp_path):
-    with pytest.raises(RunError, match="is no run folder: it has no config.json"):
+    with pytest.raises(RunError, match=r"is no run folder: it has no config\.json"):
         read_run(tmp_path)
     folder.begin(config_for(), {"cores": 2})
     folder.append_metrics({"step": 1})

@@ -13,6 +13,7 @@ from experiment_cases import (
     sparse_data,
     vector_data,
 )
+from safetensors.torch import load as read_tensors
 
 from cosnorm.data import load
 from cosnorm.experiments.config import METHODS
@@ -75,9 +76,7 @@ def test_a_run_stopped_anywhere_gives_the_same_bits(tmp_path, name):
     assert_same_result(tmp_path / "whole", tmp_path / "stopped")
     if config.ema_decay:
         names = ("whole/ema.safetensors", "stopped/ema.safetensors")
-        from safetensors.torch import load
-
-        one, other = (load((tmp_path / n).read_bytes()) for n in names)
+        one, other = (read_tensors((tmp_path / name).read_bytes()) for name in names)
         assert all(torch.equal(one[key], other[key]) for key in one)
 
 
@@ -239,15 +238,12 @@ def test_a_full_disk_ends_the_run_and_costs_nothing(tmp_path, monkeypatch):
 
 def test_the_mean_of_the_batch_statistics_is_what_evaluation_uses(tmp_path):
     """Averaged and raw statistics give other errors of the average, and the same training."""
-    from safetensors.torch import load
-
     config, data = variant("raw")
     finished(config, data, tmp_path / "raw")
     finished(config.override(ema_statistics="averaged"), data, tmp_path / "averaged")
-    raw, averaged = (
-        load((tmp_path / n / "ema.safetensors").read_bytes()) for n in ("raw", "averaged")
-    )
-    model = load((tmp_path / "raw" / "model.safetensors").read_bytes())
+    names = ("raw/ema", "averaged/ema", "raw/model")
+    contents = [(tmp_path / f"{name}.safetensors").read_bytes() for name in names]
+    raw, averaged, model = map(read_tensors, contents)
     assert torch.equal(raw["1.norm.running_mean"], model["1.norm.running_mean"])
     assert not torch.equal(averaged["1.norm.running_mean"], model["1.norm.running_mean"])
     assert torch.equal(averaged["1.weight"], raw["1.weight"])

@@ -173,9 +173,7 @@ def test_gradient_has_the_layout_of_the_weight():
 
 def test_wrong_input_is_refused():
     layer = SparseLinear("cosine", 30, 4)
-    with pytest.raises(
-        ValueError, match=r"sparse CSR with 30 columns; got torch.strided .*\(2, 30"
-    ):
+    with pytest.raises(ValueError, match=r"sparse CSR with 30 columns; got torch.strided of"):
         layer(torch.rand(2, 30))
     with pytest.raises(ValueError, match=r"30 columns; got torch.sparse_csr of shape \(2, 31\)"):
         layer(csr(torch.rand(2, 31)))

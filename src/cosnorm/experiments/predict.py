@@ -1,7 +1,9 @@
 """Files in, classes out."""
 
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -60,16 +62,19 @@ def _image(path: Path, shape: tuple[int, ...]) -> torch.Tensor:
 
 def _arrays(path: Path) -> Iterator[tuple[list[str], torch.Tensor]]:
     try:
-        stored = np.load(path, allow_pickle=False)
+        with open(path, "rb") as file:
+            stored = np.load(file, allow_pickle=False)
+            rows = stored if isinstance(stored, np.ndarray) else _chosen(path, stored)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
-    except (OSError, ValueError, EOFError) as error:
+    except DataError:
+        raise
+    except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
         raise DataError(
             f"{path}: neither an image nor an .npy or .npz file of numbers ({error})"
         ) from error
-    rows = stored if isinstance(stored, np.ndarray) else _chosen(path, stored)
-    if rows.dtype.kind not in "uif":
-        raise DataError(f"{path}: rows must be numbers; got {rows.dtype}")
+    if rows.ndim == 0 or rows.dtype.kind not in "uif":
+        raise DataError(f"{path}: rows must be numbers; got {rows.dtype} of shape {rows.shape}")
     wanted = np.uint8 if rows.dtype.kind in "ui" else np.float32
     for start in range(0, len(rows), 1000):
         part = torch.from_numpy(np.ascontiguousarray(rows[start : start + 1000], dtype=wanted))
@@ -81,7 +86,4 @@ def _chosen(path: Path, stored: "np.lib.npyio.NpzFile") -> np.ndarray:
     name = next((n for n in ("x", "x_test") if n in names), names[0] if len(names) == 1 else None)
     if name is None:
         raise DataError(f"{path}: no array x or x_test; it has {', '.join(names) or 'none'}")
-    try:
-        return stored[name]
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path}: the array {name} cannot be read ({error})") from error
+    return stored[name]

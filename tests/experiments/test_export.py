@@ -1,0 +1,52 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from experiment_cases import config_for, image_data, sparse_data
+from safetensors.torch import load
+
+from cosnorm.experiments.config import METHODS
+from cosnorm.experiments.export import export_run
+from cosnorm.experiments.run import load_run, run
+
+onnxruntime = pytest.importorskip("onnxruntime")
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+def agree(path, files, rows):
+    session = onnxruntime.InferenceSession(str(files.onnx))
+    for count in (1, 2, len(rows)):
+        (logits,) = session.run(["logits"], {"rows": rows[:count].numpy()})
+        with torch.no_grad():
+            loaded = load_run(path)
+            expected = loaded.network(loaded.input_of(rows[:count])).numpy()
+        np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["pearson", "batch"])
+def test_onnx_and_safetensors_are_the_network(tmp_path, method):
+    data = image_data()
+    config = config_for(method, network="small_conv", epochs=1, ema_decay=0.9)
+    run(config, tmp_path / "run", dataset=data)
+    files = export_run(tmp_path / "run", tmp_path / "export")
+    agree(tmp_path / "run", files, data.test.x)
+    state = load(files.safetensors.read_bytes())
+    network = load_run(tmp_path / "run").network
+    assert all(torch.equal(state[name], t) for name, t in network.state_dict().items())
+    labels = json.loads(files.labels.read_text())
+    assert labels == {"classes": ["class 0", "class 1", "class 2"], "sample_shape": [1, 8, 8]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_and_pipeline(tmp_path, method):
+    data = image_data(shape=(3, 26, 26))
+    config = config_for(method, network="small_conv", pipeline="tf_cifar", epochs=1)
+    run(config, tmp_path / "images", dataset=data)
+    files = export_run(tmp_path / "images", tmp_path / "images" / "export")
+    agree(tmp_path / "images", files, data.test.x)
+    words = sparse_data()
+    run(config_for(method, epochs=1), tmp_path / "words", dataset=words)
+    files = export_run(tmp_path / "words", tmp_path / "words" / "export")
+    agree(tmp_path / "words", files, words.test.x.to_dense())

@@ -1,0 +1,94 @@
+import numpy as np
+import pytest
+from experiment_cases import config_for, image_data, vector_data
+
+from cosnorm.data import DataError
+from cosnorm.experiments.predict import predict_file
+from cosnorm.experiments.run import load_run, run
+
+
+@pytest.fixture(scope="module")
+def image_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images")
+    run(config_for(network="small_conv", epochs=6, channels=16), folder, dataset=image_data())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def vector_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("vectors")
+    run(config_for(epochs=2), folder, dataset=vector_data())
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["npy", "x", "x_test", "only"])
+def test_arrays(image_run, tmp_path, kind):
+    rows = image_data().test.x.numpy()
+    path = tmp_path / ("rows.npy" if kind == "npy" else "rows.npz")
+    if kind == "npy":
+        np.save(path, rows)
+    else:
+        np.savez(path, **{kind: rows})
+    predicted = list(predict_file(image_run, path))
+    assert [name for name, _, _ in predicted] == [str(i) for i in range(len(rows))]
+    assert [label for _, label, _ in predicted] == load_run(image_run).predict(rows)
+    assert all(1 / 3 <= probability <= 1 for _, _, probability in predicted)
+
+
+def test_images(image_run, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    rows = image_data().test.x.numpy()
+    for i in range(3):
+        image.fromarray(rows[i, 0]).save(tmp_path / f"{i}.png")
+    predicted = list(predict_file(image_run, tmp_path))
+    assert [label for _, label, _ in predicted] == load_run(image_run).predict(rows[:3])
+    ((name, label, _),) = predict_file(image_run, tmp_path / "1.png")
+    assert (name, label) == (str(tmp_path / "1.png"), predicted[1][1])
+
+
+def test_colour_and_size_are_brought_to_those_of_training(image_run, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    image.new("RGB", (31, 17), (200, 10, 10)).save(tmp_path / "other.png")
+    assert len(list(predict_file(image_run, tmp_path / "other.png"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("no.npy", None, "no.npy: no such file"),
+        ("no.png", None, "no.png: no such file"),
+        ("bad.png", b"\x89PNG\r\n\x1a\njunk", "bad.png: not an image that can be read"),
+        ("bad.npz", b"PK\x03\x04junk", "bad.npz: neither an image nor"),
+        ("bad.npy", b"junk", "bad.npy: neither an image nor"),
+        ("note.txt", b"hello", "note.txt: neither an image nor"),
+    ],
+)
+def test_bad_files_are_named(image_run, tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        list(predict_file(image_run, tmp_path / name))
+
+
+def test_a_pickle_is_never_loaded(image_run, tmp_path):
+    path = tmp_path / "trap.npy"
+    np.save(path, np.array([print, "x"], dtype=object), allow_pickle=True)
+    with pytest.raises(DataError, match=r"trap\.npy: neither an image nor"):
+        list(predict_file(image_run, path))
+
+
+def test_arrays_without_rows(image_run, vector_run, tmp_path):
+    np.savez(tmp_path / "two.npz", a=np.zeros(3), b=np.zeros(3))
+    with pytest.raises(DataError, match="no array x or x_test; it has a, b"):
+        list(predict_file(image_run, tmp_path / "two.npz"))
+    np.save(tmp_path / "text.npy", np.array(["a"]))
+    with pytest.raises(DataError, match="rows must be numbers; got <U1"):
+        list(predict_file(image_run, tmp_path / "text.npy"))
+    np.save(tmp_path / "short.npy", np.zeros((2, 5), np.float32))
+    with pytest.raises(ValueError, match=r"shape \(N, 6\), as in training; got \(2, 5\)"):
+        list(predict_file(vector_run, tmp_path / "short.npy"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="no image in this folder"):
+        list(predict_file(image_run, tmp_path / "empty"))
+    with pytest.raises(DataError, match="trained on rows of numbers, not on images"):
+        list(predict_file(vector_run, tmp_path / "empty"))

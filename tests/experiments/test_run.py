@@ -1,0 +1,78 @@
+import pytest
+import torch
+from experiment_cases import StopAfter, config_for, image_data, sparse_data, vector_data
+
+import cosnorm
+from cosnorm.experiments.errors import RunError
+from cosnorm.experiments.run import load_run, run
+
+
+def test_three_lines_load_a_run(tmp_path):
+    data = image_data()
+    run(config_for(network="small_conv", epochs=8, width=32, channels=16), tmp_path, dataset=data)
+    loaded = cosnorm.load_run(tmp_path)
+    names = loaded.predict(data.test.x)
+    assert set(names) <= {"class 0", "class 1", "class 2"}
+    wrong = sum(name != f"class {k}" for name, k in zip(names, data.test.y.tolist(), strict=True))
+    assert loaded.summary is not None
+    assert loaded.summary["final_test_error"] == pytest.approx(100 * wrong / len(data.test))
+
+
+def test_the_average_is_what_is_loaded(tmp_path):
+    config = config_for(network="small_conv", ema_decay=0.99)
+    run(config, tmp_path, dataset=image_data())
+    average, last = load_run(tmp_path), load_run(tmp_path, averaged=False)
+    one, other = (dict(r.network.named_parameters())["0.weight"] for r in (average, last))
+    assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("ema_decay", [0.0, 0.9])
+def test_a_run_that_is_not_over_is_loaded_from_its_checkpoint(tmp_path, ema_decay):
+    config, data = config_for(ema_decay=ema_decay), vector_data()
+    run(config, tmp_path, dataset=data, stop=StopAfter(5))
+    loaded = load_run(tmp_path)
+    assert loaded.summary is None
+    assert loaded.probabilities(data.test.x).shape == (30, 3)
+
+
+def test_a_run_on_sparse_rows_takes_dense_and_sparse_ones(tmp_path):
+    data = sparse_data()
+    run(config_for("pearson"), tmp_path, dataset=data)
+    loaded = load_run(tmp_path)
+    assert loaded.predict(data.test.x) == loaded.predict(data.test.x.to_dense())
+
+
+def test_wrong_rows_are_refused(tmp_path):
+    run(config_for(network="small_conv", epochs=1), tmp_path, dataset=image_data())
+    loaded = load_run(tmp_path)
+    with pytest.raises(ValueError, match=r"shape \(N, 1 × 8 × 8\), as in training; got \(2, 64\)"):
+        loaded.predict(torch.zeros(2, 64))
+    with pytest.raises(ValueError, match=r"images must be uint8, 0 to 255; got torch\.float32"):
+        loaded.predict(torch.zeros(2, 1, 8, 8))
+
+
+def test_what_is_no_run_or_has_no_parameters(tmp_path):
+    with pytest.raises(RunError, match=r"is no run folder: it has no config\.json"):
+        load_run(tmp_path)
+    run(config_for(epochs=1), tmp_path, dataset=vector_data())
+    (tmp_path / "model.safetensors").write_bytes(b"junk")
+    with pytest.raises(RunError, match=r"model\.safetensors is damaged"):
+        load_run(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(RunError, match="has no parameters"):
+        load_run(tmp_path)
+
+
+def test_a_device_that_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RunError, match="no CUDA device is available to torch: use the device cpu"):
+        run(config_for(device="cuda"), tmp_path / "run", dataset=vector_data())
+    assert not (tmp_path / "run").exists()
+
+
+def test_missing_data_leaves_no_folder(tmp_path):
+    from cosnorm.data import DataError
+
+    with pytest.raises(DataError, match="not a known data set"):
+        run(config_for(), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
