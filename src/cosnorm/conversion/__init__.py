@@ -1,0 +1,8 @@
+"""An existing model in, a cosine model out; a cosine model in, one ready for inference out."""
+
+from cosnorm.conversion.account import Account, Entry
+from cosnorm.conversion.folding import fold
+from cosnorm.conversion.planning import HEAD_SCALE
+from cosnorm.conversion.replacing import convert
+
+__all__ = ["HEAD_SCALE", "Account", "Entry", "convert", "fold"]

@@ -1,0 +1,168 @@
+"""Which layers can become cosine layers, what they become, and how: the same object, a new class.
+
+A converted layer is the very object it was: its parameters, hooks, mode and every reference to it
+(other names, optimisers, tied weights) stay as they are. Only its class changes, and the attributes
+that the new class needs are added.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils import parametrize
+
+import cosnorm.nn
+from cosnorm import functional
+from cosnorm.nn import CosineLinear, PearsonLinear
+from cosnorm.nn.conv import _CosineConv, _CosineConvTranspose
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+TORCH_LAYERS = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
+# What a cosine layer has beside the attributes of torch's layer.
+OURS = ("activation", "centered", "initial_scale", "learn_scale", "scale")
+# What a subclass may define and still compute what its torch layer computes.
+_HARMLESS = {"__init__", "__repr__", "__setstate__", "extra_repr", "reset_parameters"}
+
+
+class _Transposed(CosineLinear):
+    centered: bool
+    activation: str | None
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.weight = nn.Parameter(self.weight.detach().t().contiguous())
+
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.cosine_linear(
+            input, self.weight.t(), self.bias,
+            centered=self.centered, scale=self.scale, activation=self.activation,
+        )  # fmt: skip
+
+
+class TransposedCosineLinear(_Transposed):
+    """`CosineLinear` whose weight lies as (in, out): what transformers' `Conv1D` becomes."""
+
+
+class TransposedPearsonLinear(_Transposed, PearsonLinear):
+    """`PearsonLinear` whose weight lies as (in, out): what transformers' `Conv1D` becomes."""
+
+
+def torch_layer(module: nn.Module) -> type[nn.Module] | None:
+    """The layer of torch that a module is, or is a kind of."""
+    return next((kind for kind in TORCH_LAYERS if isinstance(module, kind)), None)
+
+
+def is_transformers_conv1d(module: nn.Module) -> bool:
+    """GPT-2's linear layer, `x @ weight + bias`, known by its name and shapes: no import needed."""
+    weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
+    if type(module).__name__ != "Conv1D" or weight is None or bias is None:
+        return False
+    outputs = getattr(module, "nf", None)
+    return weight.dim() == 2 and weight.shape[1] == outputs and bias.shape == (outputs,)
+
+
+def obstacle(module: nn.Module, centered: bool) -> str | None:
+    """Why a layer can't become a cosine layer; None where it can."""
+    kind = torch_layer(module)
+    if isinstance(module, CosineLinear | _CosineConv | _CosineConvTranspose):
+        return "a cosine layer already"
+    if kind is None and not is_transformers_conv1d(module):
+        return "not a linear or convolution layer"
+    return _computes_otherwise(module, kind) or _odd_weight(module) or _too_short(module, centered)
+
+
+def _computes_otherwise(module: nn.Module, kind: type[nn.Module] | None) -> str | None:
+    if isinstance(module, LazyModuleMixin):
+        return "lazy: its shape is unknown until the model has run once"
+    if parametrize.is_parametrized(module):
+        return "parametrised: call torch.nn.utils.parametrize.remove_parametrizations first"
+    if "forward" in vars(module):
+        return "its forward was replaced on the object"
+    own = type(module).__mro__[: type(module).__mro__.index(kind)] if kind else ()
+    defined = {key for cls in own for key, value in vars(cls).items() if callable(value)}
+    if methods := sorted(defined - _HARMLESS):
+        return f"a subclass with its own {', '.join(methods)}"
+    if taken := [name for name in OURS if hasattr(module, name)]:
+        return f"it has an attribute {', '.join(taken)} that a cosine layer needs for itself"
+    return None
+
+
+def _odd_weight(module: nn.Module) -> str | None:
+    for name in ("weight", "bias"):
+        tensor = module._parameters.get(name)
+        if tensor is None:
+            if getattr(module, name, None) is not None or name == "weight":
+                return f"its {name} is not a parameter: a hook or another layer computes it"
+        elif type(tensor) is not nn.Parameter:
+            return f"its {name} is a {type(tensor).__name__}, not a plain parameter"
+        elif tensor.dtype not in DTYPES:
+            return f"its {name} is {tensor.dtype}: quantised or complex layers stay"
+    return None
+
+
+def _too_short(module: nn.Module, centered: bool) -> str | None:
+    """A vector of one entry has no direction but its sign; centred, nor has one of two."""
+    weight: Tensor = module.weight  # pyright: ignore[reportAssignmentType]
+    entries = weight.shape[0] if is_transformers_conv1d(module) else weight.shape[1:].numel()
+    if isinstance(module, _ConvNd) and module.transposed:
+        taps = zip(module.kernel_size, module.stride, strict=True)
+        reaching = math.prod(max(1, size // step) for size, step in taps)
+        entries = weight.shape[0] // module.groups * reaching
+    entries += module.bias is not None
+    if entries > 1 + centered:
+        return None
+    return f"its vectors have {entries} entries: their similarity is a sign or zero, never a degree"
+
+
+def template(module: nn.Module, similarity: str, start: float | None) -> nn.Module:
+    """An empty cosine layer of a module's shape, on the meta device: what the module becomes.
+
+    With `start` it has a learned scale, which is real and starts there.
+    """
+    weight: Tensor = module.weight  # pyright: ignore[reportAssignmentType]
+    options: dict[str, Any] = {"device": "meta", "dtype": weight.dtype}
+    options |= {"scale": start, "learn_scale": start is not None}
+    pattern = _kind(module, similarity)(**_arguments(module), **options)
+    if start is not None:
+        scale = torch.full((1,), start, device=weight.device, dtype=weight.dtype)
+        pattern.scale = nn.Parameter(scale)
+    return pattern
+
+
+def _kind(module: nn.Module, similarity: str) -> type[nn.Module]:
+    kind = torch_layer(module)
+    if kind is None:
+        return TransposedPearsonLinear if similarity == "pearson" else TransposedCosineLinear
+    return getattr(cosnorm.nn, similarity.capitalize() + kind.__name__)
+
+
+def _arguments(module: nn.Module) -> dict[str, Any]:
+    """The constructor's arguments that give a layer of the module's shape."""
+    arguments: dict[str, Any] = {"bias": module.bias is not None}
+    if isinstance(module, _ConvNd):
+        names = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation")
+        names += ("groups", "padding_mode", *(["output_padding"] if module.transposed else []))
+        return arguments | {name: getattr(module, name) for name in names}
+    weight: Tensor = module.weight  # pyright: ignore[reportAssignmentType]
+    outputs, inputs = weight.shape if isinstance(module, nn.Linear) else reversed(weight.shape)
+    return arguments | {"in_features": inputs, "out_features": outputs}
+
+
+def graft(module: nn.Module, pattern: nn.Module) -> None:
+    """Make a module what its template is: its class, and what it lacks of the template's state."""
+    module.__class__ = type(pattern)
+    for name, value in vars(pattern).items():
+        vars(module).setdefault(name, value)
+    for name, value in pattern._parameters.items():
+        module._parameters.setdefault(name, value)

@@ -1,0 +1,269 @@
+"""fold: the same values, no weight work, nothing but torch."""
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+
+import cosnorm
+from cosnorm import reference
+from cosnorm.nn import CosineConv2d, CosineLinear, PearsonConv2d, PearsonLinear
+
+LAYERS = {
+    "linear": ("Linear", (5, 6), {}, (3, 5)),
+    "linear on sequences": ("Linear", (5, 6), {}, (3, 2, 5)),
+    "linear on one row": ("Linear", (5, 6), {}, (5,)),
+    "conv1d": ("Conv1d", (4, 6, 3, 2, 1), {}, (3, 4, 9)),
+    "conv2d": ("Conv2d", (4, 6, 3), {"padding": (2, 1), "groups": 2}, (3, 4, 7, 7)),
+    "conv2d, reflected": (
+        "Conv2d",
+        (4, 6, 3),
+        {"padding": 1, "padding_mode": "reflect"},
+        (3, 4, 7, 7),
+    ),
+    "conv2d, uneven": ("Conv2d", (4, 6, (2, 4)), {"padding": "same"}, (3, 4, 7, 7)),
+    "conv2d, unbatched": ("Conv2d", (4, 6, 3), {"dilation": 2}, (4, 7, 7)),
+    "conv3d": ("Conv3d", (4, 6, 2), {"dilation": 2}, (3, 4, 5, 5, 5)),
+}
+SCALES = {
+    "none": {},
+    "fixed": {"scale": 3.0},
+    "learned": {"scale": 3.0, "learn_scale": True},
+    "per output": {"scale": 2.0, "learn_scale": "per_output"},
+}
+
+
+def build(case, similarity="Pearson", **options):
+    kind, arguments, more, shape = LAYERS[case]
+    layer = getattr(cosnorm.nn, similarity + kind)(*arguments, **more, **options)
+    if layer.bias is not None:
+        nn.init.normal_(layer.bias)
+    return layer.eval(), shape
+
+
+def folded(layer):
+    model = nn.Sequential(copy.deepcopy(layer)).eval()
+    cosnorm.fold(model)
+    return model[0]
+
+
+@pytest.mark.parametrize("similarity", ["Cosine", "Pearson"])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("activation", [None, "relu"])
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("case", LAYERS)
+def test_values_stay(case, scale, activation, bias, similarity):
+    options = {**SCALES[scale], "activation": activation, "bias": bias, "dtype": torch.float64}
+    layer, shape = build(case, similarity, **options)
+    x = torch.randn(shape, dtype=torch.float64)
+    twin = folded(layer)
+    with torch.no_grad():
+        torch.testing.assert_close(twin(x), layer(x))
+    differentiable = twin(x.requires_grad_())
+    torch.testing.assert_close(differentiable, layer(x))
+
+
+@pytest.mark.parametrize("case", ["linear", "conv2d"])
+def test_gradients_of_the_input_stay(case):
+    layer, shape = build(case, bias=True, scale=2.0, activation="relu", dtype=torch.float64)
+    twin = folded(layer)
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    expected = torch.autograd.grad(layer(x).square().sum(), x)
+    torch.testing.assert_close(torch.autograd.grad(twin(x).square().sum(), x), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("similarity", ["Cosine", "Pearson"])
+@pytest.mark.parametrize("case", ["linear", "conv2d"])
+def test_low_precision_keeps_the_rules(case, similarity, dtype):
+    layer, shape = build(case, similarity, bias=True)
+    x = torch.randn(shape) + 30
+    exact = copy.deepcopy(layer).double()
+    layer, x = layer.to(dtype), x.to(dtype)
+    expected = exact(x.double())
+    tolerance = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3}[dtype]
+    for twin in (folded(layer), folded(layer.float()).to(dtype)):
+        y = twin(x)
+        assert y.dtype == dtype
+        assert y.abs().max() <= 1
+        torch.testing.assert_close(y.double(), expected, rtol=0, atol=tolerance)
+    huge = twin(torch.full_like(x, torch.finfo(torch.float16).max))
+    assert huge.isfinite().all()
+
+
+def test_a_cast_after_folding_corrects_the_rounded_weights():
+    layer = PearsonLinear(64, 32).eval()
+    twin = folded(layer).bfloat16()
+    assert twin.total.dtype == torch.float32
+    torch.testing.assert_close(twin.total, twin.unit_weight.float().sum(1))
+    assert twin.total.abs().max() > 1e-4
+    x = (torch.randn(16, 64) + 100).bfloat16()
+    expected = layer.double()(x.double())
+    torch.testing.assert_close(twin(x).double(), expected, rtol=0, atol=3e-2)
+
+
+def test_autocast():
+    layer, shape = build("conv2d")
+    x = torch.randn(shape) + 10
+    twin = folded(layer)
+    expected = layer(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = twin(x)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y.float(), expected, rtol=0, atol=8e-2)
+
+
+def test_zero_vectors_stay_zero():
+    layer = PearsonConv2d(4, 6, 3).eval()
+    with torch.no_grad():
+        layer.weight[2] = 0.5
+    twin = folded(layer)
+    x = torch.randn(2, 4, 6, 6)
+    x[0] = 7
+    y = twin(x)
+    assert torch.equal(y[0], torch.zeros_like(y[0]))
+    assert torch.equal(y[:, 2], torch.zeros_like(y[:, 2]))
+
+
+def test_no_weight_work_and_no_op_of_ours(monkeypatch):
+    model = nn.Sequential(
+        PearsonConv2d(4, 6, 3, activation="relu"), nn.Flatten(), CosineLinear(6, 3)
+    )
+    model.eval()
+    x = torch.randn(2, 4, 3, 3)
+    expected = model(x)
+    cosnorm.fold(model)
+    monkeypatch.setattr(reference, "unit_weight", None)
+    exported = torch.export.export(model, (x,))
+    ops = {str(n.target) for n in exported.graph.nodes if n.op == "call_function"}
+    assert not any("cosnorm" in op for op in ops)
+    torch.testing.assert_close(exported.module()(x), expected)
+    weights = {
+        spec.target: spec.arg.name
+        for spec in exported.graph_signature.input_specs
+        if spec.target and "unit_weight" in spec.target
+    }
+    assert len(weights) == 2
+    for node in exported.graph.nodes:
+        if node.name in weights.values():
+            assert [str(user.target) for user in node.users] in (
+                ["aten.conv2d.default"],
+                ["aten.linear.default"],
+            )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")  # torch uses what it deprecates
+def test_onnx(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = nn.Sequential(PearsonConv2d(4, 6, 3, padding=1), nn.ReLU(), CosineConv2d(6, 3, 1))
+    model.eval()
+    x = torch.randn(2, 4, 6, 6)
+    expected = model(x)
+    cosnorm.fold(model)
+    path = tmp_path / "folded.onnx"
+    torch.onnx.export(model, (x,), path, dynamo=True, verbose=False)
+    session = onnxruntime.InferenceSession(str(path))
+    (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(y), expected)
+
+
+def test_compiles_to_one_graph():
+    torch.compiler.reset()
+    model = nn.Sequential(PearsonConv2d(4, 6, 3, padding=1), nn.ReLU()).eval()
+    x = torch.randn(2, 4, 6, 6)
+    expected = model(x)
+    cosnorm.fold(model)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), expected)
+
+
+def test_channels_last_stays():
+    layer = PearsonConv2d(4, 6, 3).eval().to(memory_format=torch.channels_last)
+    twin = folded(layer)
+    assert twin.unit_weight.is_contiguous(memory_format=torch.channels_last)
+    x = torch.randn(2, 4, 6, 6).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        assert twin(x).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_state_account_and_objects():
+    model = nn.ModuleDict({
+        "one": PearsonConv2d(4, 6, 3, bias=True, learn_scale=True),
+        "two": CosineLinear(5, 3),
+        "three": cosnorm.nn.CosineConvTranspose2d(4, 6, 3),
+        "four": nn.Linear(4, 4),
+    }).eval()  # fmt: skip
+    model["five"] = model["two"]
+    one, names = model["one"], ["unit_weight", "unit_bias", "total", "scale"]
+    account = cosnorm.fold(model)
+    assert model["one"] is one
+    assert [tuple(entry) for entry in account] == [
+        ("one", "PearsonConv2d", "FoldedConv", ""),
+        ("two", "CosineLinear", "FoldedLinear", ""),
+        (
+            "three",
+            "CosineConvTranspose2d",
+            None,
+            "the norm of its weights changes from position to position",
+        ),
+        ("five", "CosineLinear", "FoldedLinear", ""),
+    ]
+    assert list(one.state_dict()) == names
+    assert list(model["two"].state_dict()) == ["unit_weight"]
+    assert not list(one.parameters())
+    assert one.weight is one.unit_weight
+    assert cosnorm.fold(model).changed == ()
+
+
+def test_state_dict_round_trip_and_no_confusion_with_training_weights():
+    model, other = (nn.Sequential(CosineLinear(5, 3)).eval() for _ in range(2))
+    trained = copy.deepcopy(model.state_dict())
+    cosnorm.fold(model)
+    cosnorm.fold(other)
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    x = torch.randn(2, 5)
+    assert torch.equal(other(x), model(x))
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        model.load_state_dict(trained)
+
+
+def test_tied_weights_part():
+    model = nn.ModuleDict({"embedding": nn.Embedding(7, 5), "head": CosineLinear(5, 7)}).eval()
+    model["head"].weight = model["embedding"].weight
+    before = model["embedding"].weight.clone()
+    (entry,) = cosnorm.fold(model)
+    assert entry.reason == "its weight was shared; the unit weight is its own"
+    assert torch.equal(model["embedding"].weight, before)
+
+
+def test_a_converted_model_folds():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 4))
+    cosnorm.convert(model)
+    model.eval()
+    x = torch.randn(2, 3, 6, 6)
+    expected = model(x)
+    cosnorm.fold(model)
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_wrong_use_is_refused_and_changes_nothing():
+    model = nn.Sequential(CosineLinear(5, 3), CosineConv2d(4, 6, 3)).eval()
+    model[1].train()
+    with pytest.raises(ValueError, match=r"got 1 in training mode: call model\.eval"):
+        cosnorm.fold(model)
+    assert type(model[0]) is CosineLinear
+    with pytest.raises(TypeError, match=r"torch\.nn\.Module; got list"):
+        cosnorm.fold([])
+    model.eval()
+    cosnorm.fold(model)
+    with pytest.raises(ValueError, match=r"5 features.*got shape \(2, 4\)"):
+        model[0](torch.randn(2, 4))
+    with pytest.raises(ValueError, match="channels"):
+        model[1](torch.randn(2, 3, 6, 6))
