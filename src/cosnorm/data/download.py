@@ -56,38 +56,57 @@ def download(
     On failure `target` does not exist, and what has arrived stays beside it for the next time.
     """
     settings = settings or Settings()
-    part = _Part(target)
-    addresses = list(urls)
-    received, idle, mismatches, problem = 0, 0, 0, ""
-    while addresses and idle < PATIENCE and mismatches < MOST_MISMATCHES:
-        url = addresses[(idle + mismatches) % len(addresses)]
+    part, attempts = _Part(target), _Attempts(urls)
+    while (url := attempts.next_url()) is not None:
         before = part.size()
         try:
             _continue(wanted, url, part, progress, settings.timeout_s)
             _check(wanted, part)
-            os.replace(part.path, target)
-            part.discard()
-            return received + target.stat().st_size - before
         except _Mismatch as error:
-            mismatches, problem = mismatches + 1, f"{url}: {error}"
+            attempts.mismatched(url, error)
             part.discard()
         except (URLError, HTTPException, TimeoutError, ConnectionError) as error:
-            problem = f"{url}: {_reason(error)}"
-            if _final(error):
-                addresses.remove(url)
-                continue
-            gained = part.size() - before
-            received += max(gained, 0)
-            idle = 0 if gained > 0 else idle + 1
-            time.sleep(settings.pause_s * idle)
+            attempts.failed(url, error, gained=part.size() > before)
+            time.sleep(settings.pause_s * attempts.idle)
         except OSError as error:
             raise _not_written(target, error) from error
-    remedy = "check the connection and run the same command again, it goes on where it stopped"
-    if mismatches >= MOST_MISMATCHES or not addresses:
-        remedy = (
-            "the release's file is not there; give the address of a mirror, or fetch it by hand"
-        )
-    raise DataError(f"{target.name} could not be downloaded ({problem}); {remedy}")
+        else:
+            os.replace(part.path, target)
+            part.discard()
+            return part.received
+    raise DataError(f"{target.name} could not be downloaded ({attempts.account()}")
+
+
+class _Attempts:
+    """Which address to try next, and when to give up."""
+
+    def __init__(self, urls: tuple[str, ...]) -> None:
+        self._urls = list(urls)
+        self._mismatches = 0
+        self._problem = "no address is known"
+        self.idle = 0
+
+    def next_url(self) -> str | None:
+        if not self._urls or self.idle >= PATIENCE or self._mismatches >= MOST_MISMATCHES:
+            return None
+        return self._urls[(self.idle + self._mismatches) % len(self._urls)]
+
+    def mismatched(self, url: str, error: _Mismatch) -> None:
+        self._mismatches += 1
+        self._problem = f"{url}: {error}"
+
+    def failed(self, url: str, error: Exception, gained: bool) -> None:
+        self._problem = f"{url}: {_reason(error)}"
+        if _final(error):
+            self._urls.remove(url)
+        else:
+            self.idle = 0 if gained else self.idle + 1
+
+    def account(self) -> str:
+        remedy = "check the connection and run the same command again, it goes on where it stopped"
+        if not self._urls or self._mismatches >= MOST_MISMATCHES:
+            remedy = "the release's file is not there; name a mirror, or fetch it by hand"
+        return f"{self._problem}); {remedy}"
 
 
 class _Part:
@@ -96,6 +115,7 @@ class _Part:
     def __init__(self, target: Path) -> None:
         self.path = target.with_name(target.name + ".part")
         self._note = target.with_name(target.name + ".part.json")
+        self.received = 0
 
     def size(self) -> int:
         return self.path.stat().st_size if self.path.exists() else 0
@@ -133,7 +153,7 @@ def _continue(
         start, total = _agreed(response, start, wanted)
         if start == 0:
             part.start(url, _validator(response))
-        _receive(response, part.path, start, total, wanted, progress)
+        _receive(response, part, start, total, wanted, progress)
 
 
 def _open(url: str, start: int, validator: str | None, timeout_s: float) -> HTTPResponse | None:
@@ -197,19 +217,20 @@ def _validator(response: HTTPResponse) -> str | None:
 
 def _receive(
     response: HTTPResponse,
-    path: Path,
+    part: _Part,
     start: int,
     total: int | None,
     wanted: Download,
     progress: Progress | None,
 ) -> None:
     done = start
-    with path.open("ab") as file:
+    with part.path.open("ab") as file:
         while block := _read(response):
             done += len(block)
             if done > (total if total is not None else MOST_BYTES):
                 raise _Mismatch(f"it sent more than {total or MOST_BYTES:,} bytes")
             file.write(block)
+            part.received += len(block)
             if progress is not None:
                 progress(wanted.filename, done, total)
         file.flush()

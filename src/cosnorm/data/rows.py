@@ -7,9 +7,13 @@ from torch import Tensor
 
 
 def sparse_csr(crow: Tensor, col: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    """`torch.sparse_csr_tensor` without its once-a-process notice of being in beta."""
+    """`torch.sparse_csr_tensor` without its two once-a-process notices.
+
+    One says that the layout is in beta, the other that its parts are not checked; torch 2.11 gives
+    the second even where the argument says so.
+    """
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+        warnings.filterwarnings("ignore", message="Sparse (CSR tensor support|invariant checks)")
         return torch.sparse_csr_tensor(crow, col, values, size=shape, check_invariants=False)
 
 
