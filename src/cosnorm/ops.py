@@ -186,8 +186,18 @@ def _grad_format(like: Tensor, pair: tuple[Tensor, Tensor]) -> torch.memory_form
 
 
 def _run(family: Family, input, weight, bias, scale, *statics) -> tuple[Tensor, ...]:
-    kept = family.forward(input, weight, bias, scale, *statics)
-    return (_owned(kept.output), kept.cosine, *(t.contiguous() for t in kept[2:]))
+    output, *rest = _laid_out(family.forward(input, weight, bias, scale, *statics), input, weight)
+    return _owned(output), *rest
+
+
+def _laid_out(kept: Kept, input: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    """In the memory layouts that `_fake` has promised."""
+    output, cosine, *stats = kept
+    if input.dim() == weight.dim():
+        layout = memory_format(input, weight)
+        output = output.contiguous(memory_format=layout)
+        cosine = cosine.contiguous(memory_format=layout) if cosine.dim() > 1 else cosine
+    return output, cosine, *(t.contiguous() for t in stats)
 
 
 def _owned(output: Tensor) -> Tensor:
@@ -251,12 +261,8 @@ def _by_reference(family: Family, input, weight, bias, scale, *statics) -> Kept:
 
 def _decomposition(family: Family, input, weight, bias, scale, *statics) -> tuple[Tensor, ...]:
     """What exporters such as torch.onnx's put in the place of an op they don't know."""
-    output, cosine, *stats = _by_reference(family, input, weight, bias, scale, *statics)
-    if input.dim() == weight.dim():
-        layout = memory_format(input, weight)
-        output = output.contiguous(memory_format=layout)
-        cosine = cosine.contiguous(memory_format=layout) if cosine.numel() else cosine
-    return output, cosine, *(t.contiguous() for t in stats)
+    kept = _by_reference(family, input, weight, bias, scale, *statics)
+    return _laid_out(kept, input, weight)
 
 
 def _vmap_input(name: str, input, weight, bias, scale, statics):

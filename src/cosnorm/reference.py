@@ -63,7 +63,8 @@ def inverse_norm(norm2: Tensor, square: Tensor | None = None) -> Tensor:
     """
     floor = 0.0 if square is None else 16 * torch.finfo(norm2.dtype).eps ** 2 * square
     alive = norm2 > floor
-    return torch.where(alive, torch.where(alive, norm2, 1.0).rsqrt(), 0.0)
+    # Not rsqrt: its derivative, the third power, leaves the range of float32 for |x| below 1e-13.
+    return torch.where(alive, torch.where(alive, norm2, 1.0).sqrt().reciprocal(), 0.0)
 
 
 def with_one(count: int, mean: Tensor, m2: Tensor) -> tuple[Tensor, Tensor]:

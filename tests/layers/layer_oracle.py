@@ -102,14 +102,13 @@ def conv(
         (n - d * (k - 1) - 1) // s + 1
         for n, k, s, d in zip(x.shape[2:], kernel, stride, dilation, strict=True)
     ]
-    where = [
-        [
-            flat_index([o * s + t * d for o, s, t, d in zip(out, stride, tap, dilation, strict=True)],
-                       x.shape[2:])
-            for tap in itertools.product(*map(range, kernel))
-        ]
-        for out in itertools.product(*map(range, size))
-    ]  # fmt: skip
+
+    def source(out: Sequence[int], tap: Sequence[int]) -> int:
+        steps = zip(out, stride, tap, dilation, strict=True)
+        return flat_index([o * s + t * d for o, s, t, d in steps], x.shape[2:])
+
+    taps = list(itertools.product(*map(range, kernel)))
+    where = [[source(out, tap) for tap in taps] for out in itertools.product(*map(range, size))]
     entries = x.flatten(2)[:, :, torch.tensor(where, dtype=torch.long)]  # (N, C, fields, taps)
     fields = entries.unflatten(1, (groups, -1)).permute(0, 1, 3, 2, 4).flatten(3)
     filters = w.flatten(1).unflatten(0, (groups, -1))  # (groups, out, n)

@@ -4,7 +4,7 @@ import layer_oracle as oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from layer_cases import agree, brief, exhaustive, normal, one_or_each, ours, with_scale
+from layer_cases import agree, exhaustive, normal, one_or_each, ours, with_scale
 
 import cosnorm.functional as F
 
