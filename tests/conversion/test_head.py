@@ -98,6 +98,7 @@ NONE = {
     "a norm comes last": lambda: holder(layers=nn.ModuleList([linear()]), norm=nn.LayerNorm(4)),
     "an activation comes last": lambda: nn.Sequential(linear(), nn.ReLU()),
     "a pooler": lambda: holder(embeddings=nn.Embedding(4, 4), first=linear(), pooler=Pooler()),
+    "a projection": lambda: holder(text=linear(), text_projection=linear()),
     "a 3×3 conv comes last": lambda: nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)),
     "a block comes last": lambda: nn.Sequential(Block(), Block()),
     "the head is a layer that stays": lambda: holder(body=linear(), head=nn.LSTM(4, 4)),

@@ -122,7 +122,7 @@ def test_attention_keeps_its_layers_and_its_values():
     account = cosnorm.convert(model)
     assert {entry.name: entry.reason for entry in account.left} == {
         "attention": "uses the weights of its layers without calling them",
-        "attention.out_proj": "part of attention, a MultiheadAttention",
+        "attention.out_proj": "part of attention (MultiheadAttention)",
     }
     assert torch.equal(attention(x, x, x)[0], before)
 
@@ -142,14 +142,27 @@ def test_torchs_transformer_calls_its_converted_layers_in_inference_too(masked):
     torch.testing.assert_close(inferred, trained)
 
 
-def test_scripted_and_quantised_modules_are_left_and_named():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        scripted = torch.jit.script(nn.Linear(4, 4))
-    model = nn.Sequential(scripted, nn.Linear(4, 4))
+@pytest.mark.filterwarnings("ignore")  # torch deprecates both ways; models made by them live on
+def test_scripted_and_quantised_layers_are_left_and_named():
+    scripted = torch.jit.script(nn.Linear(4, 4))
+    plain = nn.Sequential(nn.Linear(4, 4))
+    quantised = torch.ao.quantization.quantize_dynamic(plain, {nn.Linear})[0]
+    model = nn.Sequential(scripted, quantised, nn.Linear(4, 4))
     account = cosnorm.convert(model)
-    assert account[0].now is None
-    assert account[1].now == "PearsonLinear"
+    assert [entry.now for entry in account] == [None, None, "PearsonLinear"]
+    assert [entry.reason for entry in account.left] == [
+        "scripted: its code is fixed",
+        "a quantised layer",
+    ]
+
+
+def test_adaptive_softmax_is_left_whole():
+    model = nn.ModuleDict({"softmax": nn.AdaptiveLogSoftmaxWithLoss(64, 20, [5, 10])})
+    account = cosnorm.convert(model)
+    assert not account.changed
+    assert {entry.reason for entry in account} == {
+        "part of softmax (AdaptiveLogSoftmaxWithLoss)",
+    }
 
 
 def test_skip_by_name_pattern_type_and_predicate():

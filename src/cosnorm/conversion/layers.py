@@ -72,11 +72,18 @@ def is_transformers_conv1d(module: nn.Module) -> bool:
     return weight.dim() == 2 and weight.shape[1] == outputs and bias.shape == (outputs,)
 
 
+def is_quantised(module: nn.Module) -> bool:
+    """One of torch's quantised layers, which keep their weight behind a method."""
+    return type(module).__module__.startswith("torch.ao.nn") and hasattr(module, "weight")
+
+
 def obstacle(module: nn.Module, centered: bool) -> str | None:
     """Why a layer can't become a cosine layer; None where it can."""
     kind = torch_layer(module)
     if isinstance(module, CosineLinear | _CosineConv | _CosineConvTranspose):
         return "a cosine layer already"
+    if is_quantised(module):
+        return "a quantised layer"
     if kind is None and not is_transformers_conv1d(module):
         return "not a linear or convolution layer"
     return _computes_otherwise(module, kind) or _odd_weight(module) or _too_short(module, centered)

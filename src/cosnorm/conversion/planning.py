@@ -7,16 +7,19 @@ import torch
 from torch import nn
 
 from cosnorm.conversion.account import Entry
-from cosnorm.conversion.layers import obstacle, template, torch_layer
+from cosnorm.conversion.layers import is_quantised, obstacle, template, torch_layer
 from cosnorm.conversion.norms import NORMS, followed
 from cosnorm.conversion.selection import Head, Skip, chosen_heads, skipped, within
 
 HEAD_SCALE = 10.0
 """Where the learned scale of a converted head starts: its logits then lie within ±10."""
 
-# Modules that use the weights of layers inside them without calling those layers, or that make one
-# softmax of several layers: nothing below them is touched.
-_OPAQUE = (nn.MultiheadAttention, nn.AdaptiveLogSoftmaxWithLoss, torch.jit.ScriptModule)
+# Nothing below these is touched.
+_OPAQUE = {
+    nn.MultiheadAttention: "uses the weights of its layers without calling them",
+    nn.AdaptiveLogSoftmaxWithLoss: "makes one softmax of several layers",
+    torch.jit.ScriptModule: "scripted: its code is fixed",
+}
 
 
 @dataclass
@@ -105,12 +108,13 @@ def _untouched(names: Mapping[str, nn.Module], skips: Mapping[str, str]) -> dict
     """The reason for each name that was skipped or lies below an opaque module."""
     untouched = dict(skips)
     for name, module in names.items():
-        if isinstance(module, _OPAQUE):
-            kind = type(module).__name__
-            untouched.setdefault(name, "uses the weights of its layers without calling them")
+        why = next((why for kind, why in _OPAQUE.items() if isinstance(module, kind)), None)
+        if why is not None:
+            untouched.setdefault(name, why)
+            part = f"part of {name or 'the model'} ({type(module).__name__})"
             for below in names:
                 if within(below, name):
-                    untouched.setdefault(below, f"part of {name or 'the model'}, a {kind}")
+                    untouched.setdefault(below, part)
     return untouched
 
 
@@ -164,5 +168,6 @@ def _is_layer(name: str, module: nn.Module) -> bool:
     if "parametrizations" in name.split("."):  # the insides of the layer above
         return False
     state = [*module._parameters.values(), *module._buffers.values()]
-    quantised = type(module).__module__.startswith("torch.ao.nn")
-    return quantised or torch_layer(module) is not None or any(t is not None for t in state)
+    return (
+        is_quantised(module) or torch_layer(module) is not None or any(t is not None for t in state)
+    )

@@ -13,6 +13,7 @@ Head = str | Iterable[str] | Mapping[str, float] | None
 
 _HEAD_NAMES = re.compile(r"fc|classifier|heads?|head_dist|lm_head|score|logits|qa_outputs")
 _HEAD_ENDINGS = re.compile(r".+_(classifier|head|logits)")
+_NO_HEAD = re.compile(r".*(proj|projection|pooler|dense|embeddings?)")
 _AFTER_LOGITS = (
     nn.Dropout,
     nn.Flatten,
@@ -130,21 +131,20 @@ def _heads(module: nn.Module, planned: set[nn.Module], named: bool = False) -> l
         ]
         if found:
             return found
-    return _last(list(children.values()), planned, _in_order(module), named)
+    return _last(children, planned, _in_order(module), named)
 
 
 def _last(
-    children: list[nn.Module], planned: set[nn.Module], ordered: bool, named: bool
+    children: dict[str, nn.Module], planned: set[nn.Module], ordered: bool, named: bool
 ) -> list[nn.Module]:
     """The last of the children that holds parameters, if it is a layer that can make logits."""
-    while children and next(children[-1].parameters(), None) is None:
-        trailing = children.pop()
-        if ordered and not named and not isinstance(trailing, _AFTER_LOGITS):
+    for name, child in reversed(children.items()):
+        if next(child.parameters(), None) is not None:
+            layer = child in planned and not _NO_HEAD.fullmatch(name.lower())
+            return _heads(child, planned, named) if layer or _in_order(child) else []
+        if ordered and not named and not isinstance(child, _AFTER_LOGITS):
             return []
-    if not children:
-        return []
-    last = children[-1]
-    return _heads(last, planned, named) if last in planned or _in_order(last) else []
+    return []
 
 
 def _in_order(module: nn.Module) -> bool:
