@@ -1,0 +1,117 @@
+import json
+import re
+import resource
+import subprocess
+import sys
+
+import pytest
+from cli_cases import ENVIRONMENT, PROGRAM, cosnorm, is_one_readable_line, own_data
+
+from cosnorm import __version__
+
+
+def test_version_and_help():
+    assert cosnorm("--version").stdout == f"cosnorm {__version__}\n"
+    told = cosnorm("--help")
+    assert told.returncode == 0
+    for command in (
+        "train",
+        "compare",
+        "reproduce",
+        "report",
+        "data",
+        "bench",
+        "export",
+        "predict",
+    ):
+        assert f" {command} " in told.stdout
+
+
+def test_help_comes_at_once():
+    """Half a second of processor time at most: what else the machine does is not ours."""
+    spent = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([*PROGRAM, "--help"], env=ENVIRONMENT, capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(spent) < 0.5
+
+
+def test_help_loads_neither_torch_nor_numpy():
+    code = "import sys, cosnorm.cli; sys.exit(any(m in sys.modules for m in ('torch', 'numpy')))"
+    assert subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["train"], "Missing option"),
+        (["train", "--dataset", "digits", "--method", "group", "--epochs", "1"], "'group'"),
+        (["train", "--dataset", "digits", "--method", "cosine"], "either --epochs or --steps"),
+        (
+            ["train", "--dataset", "digits", "--method", "cosine", "--epochs", "1", "--steps", "1"],
+            "either --epochs or --steps",
+        ),
+        (["train", "--dataset", "digits", "--method", "cosine", "--epochs", "0"], "epochs"),
+        (["train", "--dataset", "digits", "--method", "cosine", "--epochs", "x"], "epochs"),
+        (
+            ["train", "--dataset", "digits", "--method", "cosine", "--epochs", "1", "--lr", "nan"],
+            "lr must be above 0",
+        ),
+        (["compare", "--dataset", "digits", "--methods", "cosine,foo"], "'cosine,foo'"),
+        (["compare", "--dataset", "digits", "--seeds", "0"], "seeds"),
+        (["reproduce", "imagenet"], "must be one of mnist, .* or all; got 'imagenet'"),
+        (["bench", "nothing"], "must be one of layers, .*; got 'nothing'"),
+        (["dance"], "dance"),
+    ],
+)
+def test_wrong_usage_is_2(tmp_path, arguments, told):
+    wants_out = arguments[0] in ("train", "compare", "reproduce") and len(arguments) > 1
+    out = ["--out", tmp_path / "out"] if wants_out else []
+    ended = cosnorm(*arguments, *out)
+    assert ended.returncode == 2
+    assert re.search(told, ended.stderr)
+    assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_failure_is_1_and_one_line(tmp_path):
+    missing = cosnorm(
+        *("train", "--dataset", tmp_path / "no.npz", "--method", "cosine", "--epochs", 1),
+        *("--out", tmp_path / "out"),
+    )
+    assert missing.returncode == 1
+    assert is_one_readable_line(missing.stderr)
+    assert "no.npz" in missing.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_where_the_folder_should_be(tmp_path):
+    (tmp_path / "file").write_text("")
+    ended = cosnorm(
+        *("train", "--dataset", own_data(tmp_path / "own.npz"), "--method", "cosine"),
+        *("--epochs", 1, "--out", tmp_path / "file" / "run"),
+    )
+    assert ended.returncode == 1
+    assert is_one_readable_line(ended.stderr)
+    assert "Not a directory" in ended.stderr
+
+
+def test_data_list_and_verify(tmp_path):
+    listed = cosnorm("data", "list", "--data-dir", tmp_path)
+    assert listed.returncode == 0
+    assert "digits" in listed.stdout and "embedded" in listed.stdout
+    entries = json.loads(cosnorm("data", "list", "--json", "--data-dir", tmp_path).stdout)
+    assert {entry["name"] for entry in entries} >= {"digits", "mnist", "svhn"}
+    verified = cosnorm("data", "verify", "mnist", "--data-dir", tmp_path)
+    assert verified.returncode == 1
+    assert "missing" in verified.stdout
+    assert is_one_readable_line(verified.stderr)
+
+
+def test_report_without_runs(tmp_path):
+    ended = cosnorm("report", tmp_path)
+    assert ended.returncode == 1
+    assert is_one_readable_line(ended.stderr)
+    assert "no run folders" in ended.stderr

@@ -1,0 +1,102 @@
+import json
+
+import pytest
+from cli_cases import cosnorm, own_data
+
+from cosnorm.experiments.config import PAPER_METHODS
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compared")
+    data = own_data(folder / "own.npz")
+    arguments = (
+        *("compare", "--dataset", data, "--methods", "pearson,none", "--seeds", 2),
+        *("--epochs", 2, "--width", 16, "--device", "cpu", "--out", folder / "out"),
+    )
+    return folder / "out", arguments, cosnorm(*arguments)
+
+
+def test_a_folder_for_each_run_and_a_report(compared):
+    out, _, ended = compared
+    assert (ended.returncode, ended.stderr) == (0, "")
+    names = {"pearson-seed0", "pearson-seed1", "none-seed0", "none-seed1", "report"}
+    assert {path.name for path in out.iterdir()} == names
+    assert (out / "report" / "index.html").exists()
+    for name in ("table.md", "table.csv"):
+        text = (out / "report" / name).read_text()
+        assert "pearson" in text and "none" in text
+    assert list((out / "report").rglob("*.png"))
+    assert "±" in ended.stdout
+    assert str(out / "report" / "index.html") in ended.stdout.replace("\n", "")
+
+
+def test_given_again_it_only_reports(compared):
+    out, arguments, _ = compared
+    before = {p: p.stat().st_mtime_ns for p in out.glob("*-seed*/*")}
+    ended = cosnorm(*arguments, "--json")
+    assert ended.returncode == 0
+    events = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert [event["event"] for event in events] == [*["end"] * 4, "report"]
+    rows = {row["method"]: row for row in events[-1]["rows"]}
+    assert rows["pearson"]["seeds"] == 2
+    errors = [
+        json.loads((out / f"pearson-seed{k}" / "summary.json").read_text())["test_error_mean"]
+        for k in (0, 1)
+    ]
+    assert rows["pearson"]["test_error_mean"] == pytest.approx(sum(errors) / 2)
+    assert {p: p.stat().st_mtime_ns for p in out.glob("*-seed*/*")} == before
+
+
+def test_a_diverged_run_does_not_end_the_comparison(tmp_path):
+    ended = cosnorm(
+        *("compare", "--dataset", own_data(tmp_path / "own.npz"), "--methods", "none,cosine"),
+        *("--epochs", 2, "--lr", 1e30, "--width", 16, "--out", tmp_path / "out"),
+    )
+    assert ended.returncode == 0
+    assert "diverged" in ended.stdout
+    summaries = [
+        json.loads((tmp_path / "out" / f"{m}-seed0" / "summary.json").read_text())
+        for m in ("none", "cosine")
+    ]
+    assert summaries[0]["diverged"]
+    assert (tmp_path / "out" / "report" / "index.html").exists()
+
+
+def test_max_minutes_stops_a_comparison_that_goes_on_later(tmp_path):
+    arguments = (
+        *("compare", "--dataset", own_data(tmp_path / "own.npz"), "--methods", "cosine,none"),
+        *("--epochs", 2, "--width", 16, "--out", tmp_path / "out"),
+    )
+    assert cosnorm(*arguments, "--max-minutes", 0).returncode == 75
+    assert not (tmp_path / "out" / "none-seed0").exists()
+    assert cosnorm(*arguments).returncode == 0
+
+
+def test_export_and_predict(compared, tmp_path):
+    np = pytest.importorskip("numpy")
+    out, _, _ = compared
+    with np.load(out.parent / "own.npz") as data:
+        np.save(tmp_path / "rows.npy", data["x_test"][:5])
+    told = cosnorm("predict", out / "none-seed0", tmp_path / "rows.npy")
+    assert told.returncode == 0
+    rows = [line.split("\t") for line in told.stdout.splitlines()]
+    assert [row[0] for row in rows] == list("01234")
+    assert {row[1] for row in rows} <= {"0", "1", "2"}
+    exported = cosnorm("export", out / "none-seed0", "--out", tmp_path / "export", "--json")
+    assert exported.returncode == 0
+    names = {path.name for path in (tmp_path / "export").iterdir()}
+    assert names == {"model.onnx", "model.safetensors", "labels.json"}
+
+
+def test_the_papers_five_methods_unless_named():
+    assert PAPER_METHODS == ("pearson", "cosine", "batch", "weight", "layer")
+
+
+@pytest.mark.slow
+def test_the_comparison_that_make_runs(tmp_path):
+    ended = cosnorm("compare", "--dataset", "digits", "--epochs", 20, "--out", tmp_path)
+    assert ended.returncode == 0
+    for method in PAPER_METHODS:
+        summary = json.loads((tmp_path / f"{method}-seed0" / "summary.json").read_text())
+        assert summary["test_error_mean"] < 10
