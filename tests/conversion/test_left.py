@@ -36,6 +36,15 @@ def with_attribute(layer, name):
     return layer
 
 
+class Sharded(nn.Parameter):
+    """Stands for the parameter types of sharding and quantisation libraries."""
+
+
+def with_weight(layer, kind):
+    layer.weight = kind(layer.weight.detach())
+    return layer
+
+
 def pruned(layer):
     prune.random_unstructured(layer, "weight", amount=0.5)
     return layer
@@ -61,6 +70,10 @@ LEFT = {
     "lazy conv": (lambda: nn.LazyConv2d(4, 3), "lazy"),
     "complex": (lambda: nn.Linear(4, 4, dtype=torch.complex64), "its weight is torch.complex64"),
     "eight bits": (lambda: nn.Linear(4, 4).to(torch.float8_e5m2), "torch.float8_e5m2"),
+    "own parameter": (
+        lambda: with_weight(nn.Linear(4, 4), Sharded),
+        "its weight is a Sharded, not a plain parameter",
+    ),
     "attribute": (lambda: with_attribute(nn.Linear(4, 4), "scale"), "it has an attribute scale"),
     "embedding": (lambda: nn.Embedding(4, 4), "not a linear or convolution layer"),
     "bilinear": (lambda: nn.Bilinear(4, 4, 4), "not a linear or convolution layer"),
