@@ -19,11 +19,11 @@ def channels(
 ):  # fmt: skip
     """square: Σx², or M2 when centred; both maps are (batch, groups, space)."""
     group = pid % groups
-    pos = (pid // groups).to(tl.int64) * BP + tl.arange(0, BP)
+    pos = pid // groups * BP + tl.arange(0, BP)
     inside = pos < positions
-    n = pos // space
+    n = (pos // space).to(tl.int64)
     p = pos % space
-    row = x_ptr + n * sn + p * sp + group * depth * sc
+    row = x_ptr + n * sn + p.to(tl.int64) * sp + group * depth * sc
     mean = tl.zeros([BP], tl.float32)
     square = tl.zeros([BP], tl.float32)
     for start in range(0, depth, BC):
@@ -74,7 +74,7 @@ def window(
     norm2 = tl.sum(square, 1)
     mean = tl.zeros_like(norm2)
     if CENTERED:
-        taps = (KD * KH * KW).to(tl.float32)
+        taps = KD * KH * KW * 1.0
         m = tl.load(mean_ptr + at, mask=mask, other=0.0)
         mean = tl.sum(m, 1) / taps
         dev = tl.where(real[None, :], m - mean[:, None], 0.0)

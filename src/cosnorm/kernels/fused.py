@@ -5,8 +5,9 @@
     start_grad    g = d · r_x, s = r_x² Σ_k d·c | unit weights again
     end_grad      dx = dx₀ - x·boxᵀ(s) + boxᵀ(s·μ) | projection of the weights' gradient
 
-Left of the bar are programs over positions, right of it programs over units: one launch serves
-both, since at small sizes launches and not bytes are what a layer costs.
+Left of the bar are programs over positions, right of it programs over units. One launch serves
+both where a layer is small and launches are what it costs; where it is large and bytes are, each
+has a launch with the registers to itself (FIELDS, UNITS).
 """
 
 import triton
@@ -20,20 +21,23 @@ from cosnorm.kernels.weights import project, unit
 def prepare(
     x_ptr, mean_ptr, square_ptr, w_ptr, bias_ptr, v_ptr, vb_ptr, stats_ptr, total_ptr,
     positions, space, groups, depth, sn, sc, sp, units, size,
-    CENTERED: tl.constexpr, BIAS: tl.constexpr,
-    BP: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr,
+    CENTERED: tl.constexpr, BIAS: tl.constexpr, FIELDS: tl.constexpr, UNITS: tl.constexpr,
+    BP: tl.constexpr, BC: tl.constexpr, WHOLE: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
-    if pid < units:
-        unit(
-            pid, w_ptr, bias_ptr, v_ptr, vb_ptr, stats_ptr, total_ptr, units, size,
-            CENTERED, BIAS, False, BW,
-        )  # fmt: skip
-    else:
-        channels(
-            pid - units, x_ptr, mean_ptr, square_ptr, positions, space, groups, depth, sn, sc, sp,
-            CENTERED, BP, BC,
-        )  # fmt: skip
+    if UNITS:
+        if pid < units:
+            unit(
+                pid, w_ptr, bias_ptr, v_ptr, vb_ptr, stats_ptr, total_ptr, units, size,
+                CENTERED, BIAS, False, WHOLE, BW,
+            )  # fmt: skip
+        pid -= units
+    if FIELDS:
+        if pid >= 0:
+            channels(
+                pid, x_ptr, mean_ptr, square_ptr, positions, space, groups, depth, sn, sc, sp,
+                CENTERED, BP, BC,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -47,10 +51,17 @@ def finish(
     """SCALE: 0 none, 1 one number, 2 one per output. width: outputs of a group."""
     pid = tl.program_id(0)
     group = pid % groups
-    pos = (pid // groups).to(tl.int64) * BP + tl.arange(0, BP)
+    pos = pid // groups * BP + tl.arange(0, BP)
     inside = pos < positions
-    n = pos // space
-    p = (pos % space).to(tl.int32)
+    n = (pos // space).to(tl.int64)
+    p = pos % space
+    row = (n * sn + p.to(tl.int64) * sp + group * width * sc)[:, None]
+    c = tl.arange(0, BC)
+    z = tl.load(
+        z_ptr + row + c[None, :].to(tl.int64) * sc,
+        mask=inside[:, None] & (c < width)[None, :],
+        other=0.0,
+    )  # under way while the windows are summed
     rnorm, mean = window(
         mean_map, square_map, n, p, inside, group, groups, depth,
         ID, IH, IW, OH, OW, KD, KH, KW, SD, SH, SW, PD, PH, PW, DD, DH, DW, CENTERED, BIAS, TAPS,
@@ -59,12 +70,14 @@ def finish(
     tl.store(rnorm_ptr + at, rnorm, mask=inside)
     if CENTERED:
         tl.store(mean_ptr + at, mean, mask=inside)
-    row = n * sn + p * sp + group * width * sc
     for start in range(0, width, BC):
         c = start + tl.arange(0, BC)
         mask = inside[:, None] & (c < width)[None, :]
-        where = row[:, None] + c[None, :].to(tl.int64) * sc
-        y = tl.load(z_ptr + where, mask=mask, other=0.0).to(tl.float32)
+        where = row + c[None, :].to(tl.int64) * sc
+        y = z.to(tl.float32)
+        z = tl.load(
+            z_ptr + where + BC * sc, mask=inside[:, None] & (c + BC < width)[None, :], other=0.0
+        )
         if CENTERED:
             total = tl.load(total_ptr + group * width + c, mask=c < width, other=0.0)
             y -= mean[:, None] * total[None, :]
@@ -84,67 +97,117 @@ def finish(
 
 
 @triton.jit
+def _fields_grad(
+    pid, dy_ptr, kept_ptr, rnorm_ptr, scale_ptr, g_ptr, field_ptr, dscale_ptr,
+    gain, positions, space, groups, width, sn, sc, sp, gn, gc, gp,
+    RELU: tl.constexpr, COSINE: tl.constexpr, SCALE: tl.constexpr, DSCALE: tl.constexpr,
+    BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """kept: y, or c if COSINE. sn…: strides of kept and g; gn…: of dy."""
+    group = pid % groups
+    block = pid // groups
+    pos = block * BP + tl.arange(0, BP)
+    inside = pos < positions
+    n = (pos // space).to(tl.int64)
+    p = pos % space
+    at = (n * groups + group) * space + p
+    rnorm = tl.load(rnorm_ptr + at, mask=inside, other=0.0)
+    field = tl.zeros([BP], tl.float32)
+    for start in range(0, width, BC):
+        c = start + tl.arange(0, BC)
+        channel = (group * width + c).to(tl.int64)
+        mask = inside[:, None] & (c < width)[None, :]
+        where = (n * sn + p.to(tl.int64) * sp)[:, None] + channel[None, :] * sc
+        there = (n * gn + p.to(tl.int64) * gp)[:, None] + channel[None, :] * gc
+        dy = tl.load(dy_ptr + there, mask=mask, other=0.0).to(tl.float32)
+        kept = tl.load(kept_ptr + where, mask=mask, other=0.0).to(tl.float32)
+        factor = tl.zeros([BC], tl.float32) + gain
+        if SCALE == 1:
+            factor *= tl.load(scale_ptr).to(tl.float32)
+        if SCALE == 2:
+            factor *= tl.load(scale_ptr + channel, mask=c < width, other=0.0).to(tl.float32)
+        dot = dy * kept  # of y: d·c = dy·y, whatever the scale
+        if DSCALE:
+            share = tl.sum(dot, 0)
+            if COSINE:
+                share *= gain
+            else:
+                share *= tl.where(factor == 0.0, 0.0, gain / tl.where(factor == 0.0, 1.0, factor))
+            tl.store(
+                dscale_ptr + block.to(tl.int64) * (groups * width) + channel, share, mask=c < width
+            )
+        if COSINE:
+            dot *= factor[None, :]
+        field += tl.sum(dot, 1)
+        if RELU:
+            dy = tl.where(kept > 0.0, dy, 0.0)
+        g = dy * factor[None, :] * rnorm[:, None]
+        tl.store(g_ptr + where, g.to(g_ptr.dtype.element_ty), mask=mask)
+    tl.store(field_ptr + at, field * rnorm * rnorm, mask=inside)
+
+
+@triton.jit
 def start_grad(
     dy_ptr, kept_ptr, rnorm_ptr, scale_ptr, g_ptr, field_ptr, dscale_ptr,
     w_ptr, bias_ptr, v_ptr, vb_ptr, stats_ptr, total_ptr,
     gain, positions, space, groups, width, sn, sc, sp, gn, gc, gp, units, size,
     CENTERED: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr, COSINE: tl.constexpr,
-    SCALE: tl.constexpr, DSCALE: tl.constexpr, UNIT: tl.constexpr,
-    BP: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr,
+    SCALE: tl.constexpr, DSCALE: tl.constexpr, FIELDS: tl.constexpr, UNITS: tl.constexpr,
+    BP: tl.constexpr, BC: tl.constexpr, WHOLE: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
-    """kept: y, or c if COSINE. sn…: strides of kept and g; gn…: of dy. units: 0 without UNIT."""
     pid = tl.program_id(0)
-    if UNIT and pid < units:
-        unit(
-            pid, w_ptr, bias_ptr, v_ptr, vb_ptr, stats_ptr, total_ptr, units, size,
-            CENTERED, BIAS, True, BW,
-        )  # fmt: skip
-    else:
-        block = pid - units if UNIT else pid
-        group = block % groups
-        block = block // groups
-        pos = block.to(tl.int64) * BP + tl.arange(0, BP)
-        inside = pos < positions
-        n = pos // space
-        p = (pos % space).to(tl.int32)
-        at = (n * groups + group) * space + p
-        rnorm = tl.load(rnorm_ptr + at, mask=inside, other=0.0)
-        field = tl.zeros([BP], tl.float32)
-        for start in range(0, width, BC):
-            c = start + tl.arange(0, BC)
-            channel = (group * width + c).to(tl.int64)
-            mask = inside[:, None] & (c < width)[None, :]
-            where = (n * sn + p * sp)[:, None] + channel[None, :] * sc
-            there = (n * gn + p * gp)[:, None] + channel[None, :] * gc
-            dy = tl.load(dy_ptr + there, mask=mask, other=0.0).to(tl.float32)
-            kept = tl.load(kept_ptr + where, mask=mask, other=0.0).to(tl.float32)
-            factor = tl.zeros([BC], tl.float32) + gain
-            if SCALE == 1:
-                factor *= tl.load(scale_ptr).to(tl.float32)
-            if SCALE == 2:
-                factor *= tl.load(scale_ptr + channel, mask=c < width, other=0.0).to(tl.float32)
-            dot = dy * kept  # d·c = dy·y, whatever the scale
-            if DSCALE:
-                share = tl.sum(dot, 0)
-                if COSINE:
-                    share *= gain
-                else:
-                    share *= tl.where(
-                        factor == 0.0, 0.0, gain / tl.where(factor == 0.0, 1.0, factor)
-                    )
-                tl.store(
-                    dscale_ptr + block.to(tl.int64) * (groups * width) + channel,
-                    share,
-                    mask=c < width,
-                )
-            if COSINE:
-                dot *= factor[None, :]
-            field += tl.sum(dot, 1)
-            if RELU:
-                dy = tl.where(kept > 0.0, dy, 0.0)
-            g = dy * factor[None, :] * rnorm[:, None]
-            tl.store(g_ptr + where, g.to(g_ptr.dtype.element_ty), mask=mask)
-        tl.store(field_ptr + at, field * rnorm * rnorm, mask=inside)
+    if UNITS:
+        if pid < units:
+            unit(
+                pid, w_ptr, bias_ptr, v_ptr, vb_ptr, stats_ptr, total_ptr, units, size,
+                CENTERED, BIAS, True, WHOLE, BW,
+            )  # fmt: skip
+        pid -= units
+    if FIELDS:
+        if pid >= 0:
+            _fields_grad(
+                pid, dy_ptr, kept_ptr, rnorm_ptr, scale_ptr, g_ptr, field_ptr, dscale_ptr,
+                gain, positions, space, groups, width, sn, sc, sp, gn, gc, gp,
+                RELU, COSINE, SCALE, DSCALE, BP, BC,
+            )  # fmt: skip
+
+
+@triton.jit
+def _input_grad(
+    pid, dx0_ptr, x_ptr, dx_ptr, field_ptr, mean_ptr,
+    positions, space, groups, depth, sn, sc, sp, gn, gc, gp,
+    IH, IW, OD, OH, OW, KD, KH, KW, SD, SH, SW, PD, PH, PW, DD, DH, DW,
+    CENTERED: tl.constexpr, TAPS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """sn…: strides of x; gn…: of dx0 and dx."""
+    group = pid % groups
+    pos = pid // groups * BP + tl.arange(0, BP)
+    inside = pos < positions
+    n = (pos // space).to(tl.int64)
+    p = pos % space
+    c = tl.arange(0, BC)
+    first = inside[:, None] & (c < depth)[None, :]
+    channel = (group * depth + c).to(tl.int64)[None, :]
+    at_x = x_ptr + (n * sn + p.to(tl.int64) * sp)[:, None] + channel * sc
+    at_g = (n * gn + p.to(tl.int64) * gp)[:, None] + channel * gc
+    next_x = tl.load(at_x, mask=first, other=0.0)  # under way while the fields are summed
+    next_dx = tl.load(dx0_ptr + at_g, mask=first, other=0.0)
+    pull, push = scatter(
+        field_ptr, mean_ptr, n, p, inside, group, groups,
+        IH, IW, OD, OH, OW, KD, KH, KW, SD, SH, SW, PD, PH, PW, DD, DH, DW, CENTERED, TAPS,
+    )  # fmt: skip
+    for start in range(0, depth, BC):
+        mask = inside[:, None] & (start + c < depth)[None, :]
+        ahead = inside[:, None] & (start + BC + c < depth)[None, :]
+        there = at_g + start * gc
+        x = next_x.to(tl.float32)
+        dx = next_dx.to(tl.float32)
+        next_x = tl.load(at_x + (start + BC) * sc, mask=ahead, other=0.0)
+        next_dx = tl.load(dx0_ptr + there + BC * gc, mask=ahead, other=0.0)
+        dx -= x * pull[:, None]
+        if CENTERED:
+            dx += push[:, None]
+        tl.store(dx_ptr + there, dx.to(dx_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -153,36 +216,23 @@ def end_grad(
     dv_ptr, dvb_ptr, w_ptr, bias_ptr, dw_ptr, db_ptr, stats_ptr,
     positions, space, groups, depth, sn, sc, sp, gn, gc, gp, units, size,
     IH, IW, OD, OH, OW, KD, KH, KW, SD, SH, SW, PD, PH, PW, DD, DH, DW,
-    CENTERED: tl.constexpr, BIAS: tl.constexpr, WEIGHT: tl.constexpr,
-    TAPS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr,
+    CENTERED: tl.constexpr, BIAS: tl.constexpr, FIELDS: tl.constexpr, UNITS: tl.constexpr,
+    TAPS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+    WHOLE: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
-    """sn…: strides of x; gn…: of dx0 and dx. units: 0 without WEIGHT."""
     pid = tl.program_id(0)
-    if WEIGHT and pid < units:
-        project(
-            pid, dv_ptr, dvb_ptr, w_ptr, bias_ptr, dw_ptr, db_ptr, stats_ptr, units, size,
-            CENTERED, BIAS, BW,
-        )  # fmt: skip
-    else:
-        block = pid - units if WEIGHT else pid
-        group = block % groups
-        pos = (block // groups).to(tl.int64) * BP + tl.arange(0, BP)
-        inside = pos < positions
-        n = pos // space
-        p = (pos % space).to(tl.int32)
-        pull, push = scatter(
-            field_ptr, mean_ptr, n, p, inside, group, groups,
-            IH, IW, OD, OH, OW, KD, KH, KW, SD, SH, SW, PD, PH, PW, DD, DH, DW, CENTERED, TAPS,
-        )  # fmt: skip
-        for start in range(0, depth, BC):
-            c = start + tl.arange(0, BC)
-            channel = (group * depth + c).to(tl.int64)
-            mask = inside[:, None] & (c < depth)[None, :]
-            where = (n * sn + p * sp)[:, None] + channel[None, :] * sc
-            there = (n * gn + p * gp)[:, None] + channel[None, :] * gc
-            x = tl.load(x_ptr + where, mask=mask, other=0.0).to(tl.float32)
-            dx = tl.load(dx0_ptr + there, mask=mask, other=0.0).to(tl.float32)
-            dx -= x * pull[:, None]
-            if CENTERED:
-                dx += push[:, None]
-            tl.store(dx_ptr + there, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+    if UNITS:
+        if pid < units:
+            project(
+                pid, dv_ptr, dvb_ptr, w_ptr, bias_ptr, dw_ptr, db_ptr, stats_ptr, units, size,
+                CENTERED, BIAS, WHOLE, BW,
+            )  # fmt: skip
+        pid -= units
+    if FIELDS:
+        if pid >= 0:
+            _input_grad(
+                pid, dx0_ptr, x_ptr, dx_ptr, field_ptr, mean_ptr,
+                positions, space, groups, depth, sn, sc, sp, gn, gc, gp,
+                IH, IW, OD, OH, OW, KD, KH, KW, SD, SH, SW, PD, PH, PW, DD, DH, DW,
+                CENTERED, TAPS, BP, BC,
+            )  # fmt: skip

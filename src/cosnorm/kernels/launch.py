@@ -15,18 +15,25 @@ from cosnorm.reference import keeps_cosine
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MOST_TAPS = 128
-_TILE = 4096
-_WARPS = 4
-_ROW = 2048
+_MOST_ROW = 8192
+_SPLIT = 1 << 22  # elements of a layer from which fields and units have a launch each
+_TILES = {  # elements of a tile and warps of a program, by pass, as measured on an H200
+    "prepare": (4096, 4),
+    "finish": (4096, 4),
+    "start_grad": (4096, 8),
+    "end_grad": (8192, 8),
+    "units": (4096, 8),
+}
 
 
 def serves(input: Tensor, weight: Tensor) -> bool:
-    """float64, very large windows and empty tensors are left to torch."""
+    """float64, very large windows, over 2³¹ positions and empty tensors are left to torch."""
     return (
-        input.dtype in _DTYPES
+        input.numel() > 0
+        and input.dtype in _DTYPES
         and weight.dtype in _DTYPES
         and weight[0, 0].numel() <= _MOST_TAPS
-        and input.numel() > 0
+        and input.numel() // input.shape[1] < 1 << 30
         and weight.numel() > 0
     )
 
@@ -77,12 +84,30 @@ def _like(x: Tensor, reference: Tensor) -> Tensor:
     )
 
 
-def _tile(space: int, depth: int, channel_stride: int, warps: int = _WARPS) -> tuple[int, int]:
+def _tile(name: str, space: int, depth: int, channel_stride: int) -> tuple[int, int]:
     """(positions, channels) of a tile, wide where memory is dense."""
+    size = _TILES[name][0]
     if channel_stride == 1 or space == 1:
-        channels = min(triton.next_power_of_2(depth), _TILE)
-        return max(1, min(64, _TILE // channels // 1)), channels
-    return 128, min(triton.next_power_of_2(depth), _TILE // 128)
+        channels = min(triton.next_power_of_2(depth), size)
+        return max(1, min(64, size // channels)), channels
+    return 128, max(1, min(triton.next_power_of_2(depth), size // 128))
+
+
+def _launch(kernel, name: str, fields: int, units: int, elements: int, *args, **options) -> None:
+    """Programs over fields and units: in one launch, in two, or only those there are."""
+    parts = [(fields, 0), (0, units)] if elements >= _SPLIT else [(fields, units)]
+    for here, there in parts:
+        if here + there:
+            warps = _TILES[name if here else "units"][1]
+            kernel[(here + there,)](
+                *args, FIELDS=here > 0, UNITS=there > 0, num_warps=warps, **options
+            )
+
+
+def _row(weight: Tensor) -> dict[str, int]:
+    """The block of a weight vector: whole if it fits, so that it is read once."""
+    size = triton.next_power_of_2(weight[0].numel())
+    return {"WHOLE": size <= _MOST_ROW, "BW": min(size, _MOST_ROW)}
 
 
 def _three(values, fill: int) -> list[int]:
@@ -121,12 +146,13 @@ def prepare(
     mean = x.new_empty(maps if centered else (0,), dtype=torch.float32)
     prepared = _empty_unit(weight, bias, centered, dtype)
     w = _dense_rows(weight)
-    bp, bc = _tile(space, depth, sc)
+    bp, bc = _tile("prepare", space, depth, sc)
     positions = x.shape[0] * space
-    fused.prepare[(units + triton.cdiv(positions, bp) * groups,)](
+    _launch(
+        fused.prepare, "prepare", triton.cdiv(positions, bp) * groups, units, x.numel(),
         x, mean, square, w, bias, prepared.weight, prepared.bias, prepared.stats, prepared.total,
         positions, space, groups, depth, sn, sc, sp, units, w[0].numel(),
-        CENTERED=centered, BIAS=bias is not None, BP=bp, BC=bc, BW=_ROW, num_warps=_WARPS,
+        CENTERED=centered, BIAS=bias is not None, BP=bp, BC=bc, **_row(w),
     )  # fmt: skip
     return prepared, (mean, square)
 
@@ -169,7 +195,7 @@ def finish(
     rnorm = z.new_empty(maps, dtype=torch.float32)
     mean = z.new_empty(maps if centered else (0,), dtype=torch.float32)
     mean_map, square_map = fields
-    bp, bc = _tile(space, width, sc)
+    bp, bc = _tile("finish", space, width, sc)
     positions = z.shape[0] * space
     inner = dict(zip(("ID", "IH", "IW"), _three(input.shape[2:], 1), strict=True))
     outer = dict(zip(("OH", "OW"), _three(z.shape[2:], 1)[1:], strict=True))
@@ -178,7 +204,8 @@ def finish(
         gain, positions, space, groups, input.shape[1] // groups, width, sn, sc, sp,
         **inner, **outer, **_shape(weight.weight, geometry),
         CENTERED=centered, BIAS=weight.bias is not None, RELU=relu, KEEP=keep,
-        SCALE=_scale_kind(scale), TAPS=_taps(weight.weight), BP=bp, BC=bc, num_warps=_WARPS,
+        SCALE=_scale_kind(scale), TAPS=_taps(weight.weight), BP=bp, BC=bc,
+        num_warps=_TILES["finish"][1],
     )  # fmt: skip
     return Kept(y, cosine, rnorm, mean, weight.stats)
 
@@ -209,17 +236,17 @@ def start_grad(
     field = torch.empty_like(kept.rnorm)
     prepared = _empty_unit(weight, bias, centered, dtype, kept.weight_stats)
     w = _dense_rows(weight)
-    bp, bc = _tile(space, width, sc)
+    bp, bc = _tile("start_grad", space, width, sc)
     positions = y.shape[0] * space
     blocks = triton.cdiv(positions, bp)
     partial = y.new_empty((blocks, units) if need_scale else (0,), dtype=torch.float32)
-    fused.start_grad[(units + blocks * groups,)](
+    _launch(
+        fused.start_grad, "start_grad", blocks * groups, units, y.numel(),
         dy, y, kept.rnorm, scale, g, field, partial,
         w, bias, prepared.weight, prepared.bias, prepared.stats, prepared.total,
         gain, positions, space, groups, width, sn, sc, sp, gn, gc, gp, units, w[0].numel(),
         CENTERED=centered, BIAS=bias is not None, RELU=relu, COSINE=cosine,
-        SCALE=_scale_kind(scale), DSCALE=need_scale, UNIT=True,
-        BP=bp, BC=bc, BW=_ROW, num_warps=_WARPS,
+        SCALE=_scale_kind(scale), DSCALE=need_scale, BP=bp, BC=bc, **_row(w),
     )  # fmt: skip
     dscale = like_scale(partial.sum(0), scale) if need_scale else None
     return prepared, Grad(g, field, None, dscale)
@@ -251,17 +278,17 @@ def end_grad(
     dv = w if dw is None else _like(dw, w)
     new_w = w if dw is None else torch.empty_like(w)
     new_b = None if bias is None or dw is None else torch.empty_like(bias)
-    bp, bc = _tile(space, depth, gc)
+    bp, bc = _tile("end_grad", space, depth, gc)
     positions = 0 if dx is None else x.shape[0] * space
     fields = _three(step.field.shape[2:], 1)
     inner = dict(zip(("IH", "IW"), _three(x.shape[2:], 1)[1:], strict=True))
     outer = dict(zip(("OD", "OH", "OW"), fields, strict=True))
-    fused.end_grad[(units + triton.cdiv(positions, bp) * groups,)](
+    _launch(
+        fused.end_grad, "end_grad", triton.cdiv(positions, bp) * groups, units, x.numel(),
         dx0, x, out, step.field, kept.mean,
         dv, db, w, bias, new_w, new_b, prepared.stats,
         positions, space, groups, depth, sn, sc, sp, gn, gc, gp, units, w[0].numel(),
         **inner, **outer, **_shape(weight, geometry),
-        CENTERED=centered, BIAS=bias is not None, WEIGHT=dw is not None,
-        TAPS=_taps(weight), BP=bp, BC=bc, BW=_ROW, num_warps=_WARPS,
+        CENTERED=centered, BIAS=bias is not None, TAPS=_taps(weight), BP=bp, BC=bc, **_row(w),
     )  # fmt: skip
     return None if dx is None else out, None if dw is None else new_w, new_b

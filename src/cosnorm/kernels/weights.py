@@ -34,6 +34,11 @@ def row_stats(
             m2 += tl.sum(dev * dev) + delta * delta * (start * (count / total))
         else:
             m2 += tl.sum(w * w)
+    return _with_bias(row, bias_ptr, size, mean, m2, CENTERED, BIAS)
+
+
+@triton.jit
+def _with_bias(row, bias_ptr, size, mean, m2, CENTERED: tl.constexpr, BIAS: tl.constexpr):
     if BIAS:
         b = tl.load(bias_ptr + row).to(tl.float32)
         if CENTERED:
@@ -45,32 +50,50 @@ def row_stats(
     floor = 0.0
     if CENTERED:
         entries = size + 1 if BIAS else size
-        floor = 2.2737368e-13 * (m2 + entries * mean * mean)
+        floor = 2.2737368e-13 * (m2 + entries * mean * mean)  # 16 ε² of float32
     return inverse_norm(m2, floor), mean
 
 
 @triton.jit
 def unit(
     row, w_ptr, bias_ptr, v_ptr, vb_ptr, stats_ptr, total_ptr, units, size,
-    CENTERED: tl.constexpr, BIAS: tl.constexpr, KNOWN: tl.constexpr, BLOCK: tl.constexpr,
+    CENTERED: tl.constexpr, BIAS: tl.constexpr, KNOWN: tl.constexpr,
+    WHOLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Writes v, its bias entry, Σv and, unless they are known already, (1/|w|, μw)."""
+    """Writes v, its bias entry, Σv and, unless they are known already, (1/|w|, μw).
+
+    WHOLE: a row fits into one block and is read once.
+    """
+    base = row.to(tl.int64) * size
+    i = tl.arange(0, BLOCK)
+    if WHOLE:
+        w = tl.load(w_ptr + base + i, mask=i < size, other=0.0).to(tl.float32)
     if KNOWN:
         rnorm = tl.load(stats_ptr + row)
         mean = tl.load(stats_ptr + units + row)
     else:
-        rnorm, mean = row_stats(row, w_ptr, bias_ptr, size, CENTERED, BIAS, BLOCK)
+        if WHOLE:
+            mean = 0.0
+            if CENTERED:
+                mean = tl.sum(w) / size
+            dev = tl.where(i < size, w - mean, 0.0)
+            rnorm, mean = _with_bias(row, bias_ptr, size, mean, tl.sum(dev * dev), CENTERED, BIAS)
+        else:
+            rnorm, mean = row_stats(row, w_ptr, bias_ptr, size, CENTERED, BIAS, BLOCK)
         tl.store(stats_ptr + row, rnorm)
         tl.store(stats_ptr + units + row, mean)
-    base = row.to(tl.int64) * size
-    total = 0.0
-    for start in range(0, size, BLOCK):
-        i = start + tl.arange(0, BLOCK)
-        w = tl.load(w_ptr + base + i, mask=i < size, other=0.0).to(tl.float32)
+    if WHOLE:
         v = ((w - mean) * rnorm).to(v_ptr.dtype.element_ty)
         tl.store(v_ptr + base + i, v, mask=i < size)
-        if CENTERED:
-            total += tl.sum(tl.where(i < size, v.to(tl.float32), 0.0))
+        total = tl.sum(tl.where(i < size, v.to(tl.float32), 0.0))
+    else:
+        total = 0.0
+        for start in range(0, size, BLOCK):
+            j = start + i
+            w = tl.load(w_ptr + base + j, mask=j < size, other=0.0).to(tl.float32)
+            v = ((w - mean) * rnorm).to(v_ptr.dtype.element_ty)
+            tl.store(v_ptr + base + j, v, mask=j < size)
+            total += tl.sum(tl.where(j < size, v.to(tl.float32), 0.0))
     if BIAS:
         b = tl.load(bias_ptr + row).to(tl.float32)
         vb = ((b - mean) * rnorm).to(vb_ptr.dtype.element_ty)
@@ -83,35 +106,46 @@ def unit(
 @triton.jit
 def project(
     row, dv_ptr, dvb_ptr, w_ptr, bias_ptr, dw_ptr, db_ptr, stats_ptr, units, size,
-    CENTERED: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr,
+    CENTERED: tl.constexpr, BIAS: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     rnorm = tl.load(stats_ptr + row)
     mean = tl.load(stats_ptr + units + row)
     base = row.to(tl.int64) * size
-    dot = 0.0
-    total = 0.0
-    for start in range(0, size, BLOCK):
-        i = start + tl.arange(0, BLOCK)
-        w = tl.load(w_ptr + base + i, mask=i < size, other=0.0).to(tl.float32)
+    i = tl.arange(0, BLOCK)
+    if WHOLE:
+        w = tl.load(w_ptr + base + i, mask=i < size, other=0.0).to(tl.float32) - mean
         g = tl.load(dv_ptr + base + i, mask=i < size, other=0.0).to(tl.float32)
-        dot += tl.sum(g * (w - mean))  # g is zero past the end
-        total += tl.sum(g)
+        dot = tl.sum(g * w)  # g is zero past the end
+        total = tl.sum(g)
+    else:
+        dot = 0.0
+        total = 0.0
+        for start in range(0, size, BLOCK):
+            j = start + i
+            w = tl.load(w_ptr + base + j, mask=j < size, other=0.0).to(tl.float32) - mean
+            g = tl.load(dv_ptr + base + j, mask=j < size, other=0.0).to(tl.float32)
+            dot += tl.sum(g * w)
+            total += tl.sum(g)
     if BIAS:
-        b = tl.load(bias_ptr + row).to(tl.float32)
+        b = tl.load(bias_ptr + row).to(tl.float32) - mean
         gb = tl.load(dvb_ptr + row).to(tl.float32)
-        dot += gb * (b - mean)
+        dot += gb * b
         total += gb
-    dot = dot * rnorm
+    pull = dot * rnorm * rnorm
     shift = 0.0
     if CENTERED:
         entries = size + 1 if BIAS else size
         shift = total / entries
-    for start in range(0, size, BLOCK):
-        i = start + tl.arange(0, BLOCK)
-        w = tl.load(w_ptr + base + i, mask=i < size, other=0.0).to(tl.float32)
-        g = tl.load(dv_ptr + base + i, mask=i < size, other=0.0).to(tl.float32)
-        dw = rnorm * (g - shift - (w - mean) * rnorm * dot)
+    if WHOLE:
+        dw = rnorm * (g - shift - w * pull)
         tl.store(dw_ptr + base + i, dw.to(dw_ptr.dtype.element_ty), mask=i < size)
+    else:
+        for start in range(0, size, BLOCK):
+            j = start + i
+            w = tl.load(w_ptr + base + j, mask=j < size, other=0.0).to(tl.float32) - mean
+            g = tl.load(dv_ptr + base + j, mask=j < size, other=0.0).to(tl.float32)
+            dw = rnorm * (g - shift - w * pull)
+            tl.store(dw_ptr + base + j, dw.to(dw_ptr.dtype.element_ty), mask=j < size)
     if BIAS:
-        db = rnorm * (gb - shift - (b - mean) * rnorm * dot)
+        db = rnorm * (gb - shift - b * pull)
         tl.store(db_ptr + row, db.to(db_ptr.dtype.element_ty))

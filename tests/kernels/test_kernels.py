@@ -1,0 +1,209 @@
+"""The Triton passes against the float64 reference: by interpreter here, on a GPU by marker."""
+
+import itertools
+from functools import partial
+
+import pytest
+import torch
+
+from cosnorm import algorithm, reference
+from cosnorm import functional as F
+from cosnorm.benchmarks.verify import SLACK, verify
+
+pytest.importorskip("triton", reason="the kernels need triton")
+from cosnorm.kernels import launch
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+HALF = {"cpu": torch.float16, "cuda": torch.bfloat16}  # the interpreter is wrong for bfloat16
+
+
+@pytest.fixture(autouse=True)
+def triton_steps():
+    before = algorithm.set_backend("triton")
+    yield
+    algorithm.set_backend(before)
+
+
+def run(function, tensors, seed):
+    leaves = [
+        t.detach().clone(memory_format=torch.preserve_format).requires_grad_() for t in tensors
+    ]
+    output = function(*leaves)
+    return [output.detach(), *torch.autograd.grad(output, leaves, seed.to(output.dtype))]
+
+
+def assert_exact(call, tensors, dtype, relu=False):
+    """Values and all gradients against the reference in float64, call(formula, relu, *tensors).
+
+    The error may be twice that of the same steps in torch, plus an entry of the dtype table. With
+    ReLU, gradients are compared where the unit was on: rounding may move it across the corner.
+    """
+    y = call(False, relu, *tensors).detach()
+    seed = torch.randn(y.shape, device=y.device).to(y.dtype).double()
+    want = run(
+        partial(call, True, False), [t.double() for t in tensors], seed * (y > 0) if relu else seed
+    )
+    want[0] = want[0].relu() if relu else want[0]
+    got = run(partial(call, False, relu), tensors, seed)
+    algorithm.set_backend("torch")
+    torch_steps = run(partial(call, False, relu), tensors, seed)
+    algorithm.set_backend("triton")
+    for a, b, c in zip(got, want, torch_steps, strict=True):
+        assert a.isfinite().all()
+        allowed = 2 * (c.double() - b).norm() + SLACK[dtype] * b.norm() + 1e-9
+        assert (a.double() - b).norm() <= allowed
+
+
+CASES = [
+    # input, weight, stride, padding, dilation, groups
+    ((2, 3, 5, 7), (4, 3, 3, 3), (1, 1), (1, 1), (1, 1), 1),
+    ((2, 6, 7, 9), (8, 3, 3, 2), (2, 1), (1, 2), (1, 2), 2),
+    ((1, 63, 4, 5), (5, 63, 1, 1), (1, 1), (0, 0), (1, 1), 1),
+    ((3, 4, 6, 6), (4, 1, 3, 3), (3, 2), (2, 0), (1, 1), 4),
+    ((2, 5, 11), (7, 5, 4), (2,), (3,), (2,), 1),
+    ((1, 2, 3, 4, 5), (3, 2, 2, 3, 2), (1, 2, 1), (1, 1, 0), (1, 1, 2), 1),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("centered", [False, True])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_convolutions(case, centered, device):
+    size, kernel, stride, padding, dilation, groups = case
+    dims = len(stride)
+    function = getattr(F, f"cosine_conv{dims}d")
+    tail = itertools.cycle([(None, 2.0, False), ("one", 1.0, False), ("each", 1.0, True)])
+    for dtype, bias, last in itertools.product(
+        (torch.float32, HALF[device]), (False, True), (False, True)
+    ):
+        kind, gain, relu = next(tail)
+        layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(dims + 2)
+        if last and layout is None:
+            continue
+        tensors = [torch.randn(size), torch.randn(kernel)]
+        if last:
+            tensors = [t.contiguous(memory_format=layout) for t in tensors]
+        tensors += [torch.randn(kernel[0])] if bias else []
+        tensors += [] if kind is None else [torch.rand(kernel[0] if kind == "each" else 1) + 0.5]
+        tensors = [t.to(device, dtype) for t in tensors]
+
+        def call(formula, relu, x, w, *rest, bias=bias, kind=kind, gain=gain):
+            b, s = rest[0] if bias else None, rest[-1] if kind else None
+            if formula:
+                return reference.cosine_conv(
+                    x, w, b, s, stride, padding, dilation, groups, gain, centered, relu
+                ).output
+            return function(
+                x, w, b, stride, padding, dilation, groups,
+                centered=centered, scale=gain if s is None else s,
+                activation="relu" if relu else None,
+            )  # fmt: skip
+
+        assert_exact(call, tensors, dtype, relu)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", [(1, 3), (5, 63), (3, 2, 130)], ids=str)
+@pytest.mark.parametrize("centered", [False, True])
+def test_linear(shape, centered, device):
+    tensors = [torch.randn(shape), torch.randn(33, shape[-1]), torch.randn(33)]
+    tensors = [t.to(device) for t in tensors]
+
+    def call(formula, relu, x, w, b):
+        if formula:
+            return reference.cosine_linear(x, w, b, None, 1.0, centered, relu).output
+        return F.cosine_linear(x, w, b, centered=centered)
+
+    assert_exact(call, tensors, torch.float32)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("centered", [False, True])
+def test_rows_and_channels_longer_than_a_block(centered, device, monkeypatch):
+    monkeypatch.setattr(launch, "_SPLIT", 1)  # and in two launches each
+    monkeypatch.setattr(launch, "_MOST_ROW", 16)
+    monkeypatch.setattr(launch, "_TILES", {name: (32, 4) for name in launch._TILES})
+    tensors = [torch.randn(2, 50, 4, 3), torch.randn(6, 50, 3, 3), torch.randn(6)]
+    tensors = [t.to(device).contiguous() for t in tensors]
+    arguments = ([1, 1], [1, 1], [1, 1], 1)
+
+    def call(formula, relu, x, w, b):
+        if formula:
+            return reference.cosine_conv(x, w, b, None, *arguments, 1.0, centered, relu).output
+        return F.cosine_conv2d(x, w, b, *arguments, centered=centered)
+
+    assert_exact(call, tensors, torch.float32)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("centered", [False, True])
+@pytest.mark.parametrize("value", [0.0, 0.1, 1e4])
+def test_vectors_without_direction_give_exact_zeros(value, centered, device):
+    if value and not centered:
+        return
+    x = torch.full((2, 33, 6, 6), value, device=device, requires_grad=True)
+    w = torch.randn(4, 33, 3, 3, device=device, requires_grad=True)
+    y = F.cosine_conv2d(x, w, centered=centered)
+    assert (y == 0).all()
+    y.sum().backward()
+    assert (x.grad == 0).all() and (w.grad == 0).all()
+    flat = torch.full_like(w, value, requires_grad=True)
+    x = torch.randn(2, 33, 6, 6, device=device, requires_grad=True)
+    y = F.cosine_conv2d(x, flat, centered=centered)
+    y.sum().backward()
+    assert (y == 0).all() and (x.grad == 0).all() and (flat.grad == 0).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_only_what_is_wanted_is_computed(device):
+    x = torch.randn(2, 4, 5, 5, device=device)
+    w = torch.randn(3, 4, 3, 3, device=device)
+    for wants in itertools.product((False, True), repeat=2):
+        if any(wants):
+            leaves = [t.clone().requires_grad_(n) for t, n in zip((x, w), wants, strict=True)]
+            F.cosine_conv2d(*leaves, centered=True, activation="relu").sum().backward()
+            assert [t.grad is not None for t in leaves] == list(wants)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_awkward_strides(device):
+    """Expanded gradients, slices and transposed weights give what their copies give."""
+    base = torch.randn(2, 8, 5, 14, device=device)
+    x, w = base[:, ::2, :, ::2], torch.randn(3, 3, 4, 6, device=device).permute(3, 2, 0, 1)
+    results = []
+    for a, b in ((x, w), (x.contiguous(), w.contiguous())):
+        leaves = [a.detach().requires_grad_(), b.detach().requires_grad_()]
+        y = F.cosine_conv2d(*leaves, padding=1, centered=True, activation="relu")
+        results.append([y, *torch.autograd.grad(y.sum(), leaves)])
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_what_triton_does_not_serve_goes_to_torch():
+    assert not launch.serves(torch.randn(2, 3).double(), torch.randn(4, 3).double())
+    assert not launch.serves(torch.randn(0, 3), torch.randn(4, 3))
+    assert not launch.serves(torch.randn(1, 1, 40, 40), torch.randn(1, 1, 20, 20))
+    y = F.cosine_conv2d(torch.randn(1, 1, 40, 40), torch.randn(1, 1, 20, 20))
+    assert y.isfinite().all()
+
+
+@pytest.mark.gpu
+def test_every_dtype_and_layout_on_the_gpu():
+    dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    assert verify(torch.device("cuda"), dtypes) > 80
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("channels", [3, 63, 512, 1000])
+def test_repeated_runs_agree_bit_for_bit(channels):
+    x = torch.randn(4, channels, 13, 11, device="cuda", dtype=torch.bfloat16)
+    x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+    w = torch.randn(65, channels, 3, 3, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+
+    def once():
+        y = F.cosine_conv2d(x, w, padding=1, centered=True, activation="relu")
+        return [y.detach(), *torch.autograd.grad(y.float().square().sum(), (x, w))]
+
+    first = once()
+    for _ in range(20):
+        assert all(torch.equal(a, b) for a, b in zip(once(), first, strict=True))
