@@ -84,11 +84,14 @@ def test_what_arrived_stays_for_the_next_time(toy, server, tmp_path):
 
 
 def test_a_file_that_changed_meanwhile_starts_anew(toy, server, tmp_path):
+    server.files = {"toy.bin": CONTENT[::-1]}
     server.manners = ["dies midway", "500", "500", "500", "500"]
     with pytest.raises(DataError):
         fetch("toy", tmp_path, settings=QUICK)
-    server.etag = '"two"'
+    server.files, server.etag = {"toy.bin": CONTENT}, '"two"'
+    server.asked.clear()
     assert fetch("toy", tmp_path, settings=QUICK).files[0].read_bytes() == CONTENT
+    assert server.asked == [f"bytes={len(CONTENT) // 2}-"]  # answered with the whole file
 
 
 @pytest.mark.parametrize("manner", ["ignores ranges", "lies about the start", "lies about content"])
@@ -97,6 +100,7 @@ def test_a_server_that_lies_about_ranges_does_no_harm(toy, server, tmp_path, man
     done = fetch("toy", tmp_path, settings=QUICK)
     assert done.files[0].read_bytes() == CONTENT and everything(tmp_path) == ["toy/toy.bin"]
     assert done.bytes_received >= len(CONTENT)
+    assert len(server.asked) == (2 if manner == "ignores ranges" else 3)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from data_files import idx_bytes, labels, pixels, real_data, write_mnist
 
-from cosnorm.data import DataError, load
+from cosnorm.data import DataError, Dataset, Split, load
 from cosnorm.data.published import COUNTS
 
 
@@ -48,6 +48,18 @@ def test_the_fingerprint_follows_the_content(tmp_path):
     images[7, 3, 3] ^= 1
     (folder / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx_bytes(images)))
     assert load("mnist", tmp_path).fingerprint != before
+
+
+def test_the_fingerprint_tells_shapes_and_types_apart():
+    y = torch.zeros(6, dtype=torch.int64)
+    tensors = [
+        torch.zeros(6, 1, 4, 2, dtype=torch.uint8),
+        torch.zeros(6, 1, 2, 4, dtype=torch.uint8),
+        torch.zeros(6, 2, dtype=torch.float32),
+        torch.zeros(6, 2, dtype=torch.int32),
+    ]
+    prints = {Dataset("a", Split(x, y), Split(x, y), ("0",), "image").fingerprint for x in tensors}
+    assert len(prints) == 4
 
 
 IMAGES, LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"

@@ -75,8 +75,8 @@ def test_every_crop_position_and_both_directions_occur_alike():
 
 
 def test_the_edges_of_the_parameters_stay_inside():
-    x = torch.from_numpy(pixels(2, 3, 32, 32))
-    edge = torch.tensor([[0.0] * 5, [1 - 2**-24] * 5])
+    x = torch.from_numpy(pixels(3, 3, 32, 32))
+    edge = torch.tensor([[0.0] * 5, [1 - 2**-24] * 5, [1.0] * 5])
     found = tf_cifar.train(x, edge)
     expected = np.stack([one_image(i, p, tf_cifar) for i, p in zip(x.numpy(), edge, strict=True)])
     np.testing.assert_allclose(found.numpy(), expected, atol=2e-5)

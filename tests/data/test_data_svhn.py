@@ -87,10 +87,11 @@ def _bomb():
     return mat_file(struct.pack("<II", 14, len(body)) + body)
 
 
-def _broken_sum():
-    content = bytearray(mat_file(mat_matrix("X", X12)))
-    content[-1] ^= 1
-    return bytes(content) + mat_file(mat_matrix("y", Y12))[128:]
+def _broken_sum(name):
+    parts = {"X": mat_matrix("X", X12), "y": mat_matrix("y", Y12)}
+    elements = {key: bytearray(mat_file(part)[128:]) for key, part in parts.items()}
+    elements[name][-1] ^= 1
+    return mat_file() + elements["X"] + elements["y"]
 
 
 DAMAGE = {
@@ -112,7 +113,8 @@ DAMAGE = {
     "fraction": (lambda: _float_labels(1.5), "not all whole numbers"),
     "lying shape": (_lying_shape, "does not fit its 36,864 bytes"),
     "bomb": (_bomb, "more than the file holds"),
-    "broken sum": (_broken_sum, "compressed data is broken"),
+    "broken sum": (lambda: _broken_sum("X"), "compressed data is broken"),
+    "broken sum after padding": (lambda: _broken_sum("y"), "compressed data is broken"),
 }
 
 

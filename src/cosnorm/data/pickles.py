@@ -7,7 +7,6 @@ the three names of numpy that arrays need are taken as words, not looked up, and
 here from its bytes. Any other name, and any instruction that plain values do not need, is refused.
 """
 
-import math
 import pickletools
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -78,8 +77,6 @@ class _Array:
         _, shape, dtype, fortran, content = state
         if not isinstance(dtype, _Dtype) or not isinstance(content, bytes):
             raise DataError("the pickle holds an array whose content is not plain bytes")
-        if math.prod(shape) * dtype.dtype.itemsize != len(content):
-            raise DataError(f"the pickle's array of shape {shape} has {len(content):,} bytes")
         order = "F" if fortran else "C"
         self.array = np.frombuffer(content, dtype.dtype).reshape(shape, order=order)
 
