@@ -30,8 +30,8 @@ def test_the_updates_are_torchs(name):
         optimizer.zero_grad()
         theirs(x).square().sum().backward()
         optimizer.step()
-    assert torch.equal(mine.weight, theirs.weight)
-    assert torch.equal(mine.bias, theirs.bias)
+    torch.testing.assert_close(mine.weight, theirs.weight)
+    torch.testing.assert_close(mine.bias, theirs.bias)
 
 
 @pytest.mark.parametrize(("name", "tensors"), [("sgd", 0), ("momentum", 2), ("adam", 6)])

@@ -1,10 +1,30 @@
 """The update of the parameters: plain SGD as in the paper, and the usual optimisers."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from cosnorm.experiments.config import Config
 from cosnorm.nn.sparse import SparseLinear
+
+
+class PlainSGD:
+    """`w ← w − lr · (gradient + weight_decay · w)`.
+
+    torch's own would do, but loading it takes as long as the rest of the program.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], lr: float, weight_decay: float) -> None:
+        self.parameters, self.lr, self.weight_decay = parameters, lr, weight_decay
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                if self.weight_decay:
+                    parameter.mul_(1 - self.lr * self.weight_decay)
+                parameter.add_(parameter.grad, alpha=-self.lr)
 
 
 class Update:
@@ -16,40 +36,43 @@ class Update:
 
     def __init__(self, network: nn.Module, config: Config) -> None:
         self.lr = config.lr
-        self.optimizer = _optimizer(list(network.parameters()), config)
+        self.parameters = list(network.parameters())
+        self.optimizer = _optimizer(self.parameters, config)
         plain = config.optimizer == "sgd" and config.weight_decay == 0
         sparse = [layer for layer in network.modules() if isinstance(layer, SparseLinear)]
         self.layers = sparse if plain else []
-        self._make_state()
+        if not isinstance(self.optimizer, PlainSGD):
+            self._make_state()
         for layer in self.layers:
             layer.deferred = True
 
     def _make_state(self) -> None:
         """One step with zero gradients makes torch create the state; then all is put back."""
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        before = [p.detach().clone() for p in parameters]
-        for parameter in parameters:
+        before = [p.detach().clone() for p in self.parameters]
+        for parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)
         self.optimizer.step()
         self.clear()
         with torch.no_grad():
-            for parameter, value in zip(parameters, before, strict=True):
+            for parameter, value in zip(self.parameters, before, strict=True):
                 parameter.copy_(value)
             for tensor in self.state().values():
                 tensor.zero_()
 
     def state(self) -> dict[str, Tensor]:
         """The optimiser's own tensors, live: `0.exp_avg` belongs to the first parameter."""
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        if isinstance(self.optimizer, PlainSGD):
+            return {}
         return {
             f"{number}.{key}": value
-            for number, parameter in enumerate(parameters)
+            for number, parameter in enumerate(self.parameters)
             for key, value in self.optimizer.state[parameter].items()
             if isinstance(value, Tensor)
         }
 
     def clear(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def apply(self) -> None:
         self.optimizer.step()
@@ -57,13 +80,14 @@ class Update:
             layer.descend(self.lr)
 
 
-def _optimizer(parameters: list[nn.Parameter], config: Config) -> torch.optim.Optimizer:
-    on_cuda = parameters[0].device.type == "cuda"
+def _optimizer(parameters: list[nn.Parameter], config: Config) -> PlainSGD | torch.optim.Optimizer:
+    fused = parameters[0].device.type == "cuda"
     lr, decay = config.lr, config.weight_decay
-    if config.optimizer in ("sgd", "momentum"):
-        momentum = config.momentum if config.optimizer == "momentum" else 0.0
+    if config.optimizer == "sgd":
+        return PlainSGD(parameters, lr, decay)
+    if config.optimizer == "momentum":
         return torch.optim.SGD(
-            parameters, lr=lr, momentum=momentum, weight_decay=decay, fused=on_cuda
+            parameters, lr=lr, momentum=config.momentum, weight_decay=decay, fused=fused
         )
     kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
-    return kind(parameters, lr=lr, weight_decay=decay, fused=on_cuda, capturable=on_cuda)
+    return kind(parameters, lr=lr, weight_decay=decay, fused=fused, capturable=fused)

@@ -88,4 +88,5 @@ def arithmetic(config: Config) -> Iterator[None]:
         precisions, cudnn.benchmark, cudnn.deterministic = before
         for part, precision in zip(precise, precisions, strict=True):
             part.fp32_precision = precision
-        torch.use_deterministic_algorithms(determined)
+        if config.deterministic:
+            torch.use_deterministic_algorithms(determined)
