@@ -92,7 +92,8 @@ def _traced(root: nn.Module, planned: set[nn.Module], norms: set[nn.Module]) -> 
     parameters = inspect.signature(root.forward).parameters.values()
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
     before: Before = {norm: [] for norm in norms}
-    for training, concrete in itertools.product((True, False), ({}, defaults)):
+    given = [{}, defaults] if defaults else [{}]
+    for training, concrete in itertools.product((True, False), given):
         try:
             graph = _graph(root, planned | norms, training, concrete)
         except Exception:  # a model's own code ran on symbols: whatever it raises, it can't be read

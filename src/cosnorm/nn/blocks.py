@@ -37,8 +37,6 @@ class _Normed(Block):
 
     def _normalised(self, input: Tensor) -> Tensor:
         z = self._product(input, self.weight)
-        if z.numel() == 0:  # torch would write NaN into the running statistics
-            return z
         return self.norm(self._as_batch(z)).reshape(z.shape).to(z.dtype)
 
 
