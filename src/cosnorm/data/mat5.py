@@ -104,6 +104,8 @@ def _matrix(source: "_Source", order: str, path: Path, room: int) -> Iterator[Va
         source.skip_rest()
         return
     raw_shape = _small(source, order, path)
+    if len(raw_shape) % 4:
+        raise damaged(path, f"a shape of {len(raw_shape)} bytes is not a row of 32-bit numbers")
     shape = struct.unpack(f"{order}{len(raw_shape) // 4}i", raw_shape)
     name = _small(source, order, path).decode("latin-1")
     kind, nbytes, rest = _tag(source, order, path)
