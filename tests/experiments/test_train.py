@@ -54,7 +54,7 @@ def digits():
 @pytest.mark.parametrize("network", ["mlp", "small_conv"])
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_learns_digits_at_the_rate_it_is_given(tmp_path, digits, method, network):
-    config = configure("digits", method, epochs=15, network=network, width=200, channels=16)
+    config = configure("digits", method, epochs=12, network=network, width=200, channels=16)
     summary = finished(config, digits, tmp_path / "run").summary
     assert summary is not None
     metrics = result(tmp_path / "run")[1]
