@@ -15,7 +15,6 @@ from PIL import Image
 
 from cosnorm.data import DataError, load
 
-
 ROUNDS = 100
 
 
