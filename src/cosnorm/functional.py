@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from cosnorm import ops as _ops  # noqa: F401  (registers the ops)
-from cosnorm import reference
+from cosnorm import reference, transposed
 from cosnorm.checks import (
     check_choices,
     check_scale,
@@ -97,7 +97,7 @@ def _apply(
     scale, *rest = tail
     input = _autocast(input)
     bias = None if bias is None else bias.to(weight.dtype)  # they differ under autocast at most
-    if _forward_mode():
+    if _transforming():
         return formula(input, weight, bias, scale, *geometry, *rest).output
     return getattr(torch.ops.cosnorm, name)(input, weight, bias, scale, *geometry, *rest)[0]
 
@@ -110,9 +110,13 @@ def _autocast(input: Tensor) -> Tensor:
     return input if input.dtype == torch.float64 else input.to(torch.get_autocast_dtype(device))
 
 
-def _forward_mode() -> bool:
-    """Whether forward-mode differentiation is under way: the reference knows it, the ops do not."""
-    return getattr(forward_ad, "_current_level", -1) >= 0
+def _transforming() -> bool:
+    """Whether torch.func or forward-mode differentiation is under way.
+
+    Torch differentiates the reference by any of them, the ops by none: the autograd.Function that
+    torch.library makes of an op refuses torch.func, and has no forward mode.
+    """
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def _unbatched(output: Tensor) -> Tensor:
@@ -244,7 +248,7 @@ def _transpose(
     )
     tail = _tail(name, scale, activation, centered, weight.shape[1] * groups, weight)
     batched = input if input.dim() == dims + 2 else input.unsqueeze(0)
-    formula = reference.cosine_conv_transpose
+    formula = transposed.cosine_conv_transpose
     output = _apply(name, formula, batched, weight, bias, geometry, tail)
     return output if input.dim() == dims + 2 else _unbatched(output)
 

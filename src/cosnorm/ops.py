@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._decomp import register_decomposition
 
-from cosnorm import algorithm, reference
+from cosnorm import algorithm, reference, transposed
 from cosnorm.kernels.steps import LINEAR, Geometry, Kept, memory_format
 from cosnorm.reference import keeps_cosine, stats_dtype
 
@@ -47,14 +47,19 @@ def _linear_forward(input, weight, bias, scale, gain, centered, relu) -> Kept:
     def unfold(map: Tensor) -> Tensor:
         return map.view(*lead, map.shape[-1]) if map.dim() == 2 else map
 
-    return Kept(*map(unfold, kept[:4]), kept.weight_stats)
+    return _each_map(kept, unfold)
+
+
+def _each_map(kept: Kept, change: Callable[[Tensor], Tensor]) -> Kept:
+    output, cosine, rnorm, mean = map(change, kept[:4])
+    return Kept(output, cosine, rnorm, mean, kept.weight_stats)
 
 
 def _linear_backward(grad, input, weight, bias, scale, kept, gain, centered, relu, need):
     def fold(map: Tensor) -> Tensor:
         return map.reshape(-1, map.shape[-1]) if map.numel() or map.dim() > 1 else map
 
-    kept = Kept(*map(fold, kept[:4]), kept.weight_stats)
+    kept = _each_map(kept, fold)
     dx, *rest = algorithm.backward(
         fold(grad),
         fold(input),
@@ -84,15 +89,15 @@ def _conv_backward(
 
 
 def _transpose_forward(input, weight, bias, scale, *statics) -> Kept:
-    result = reference.cosine_conv_transpose(input, weight, bias, scale, *statics)
+    result = transposed.cosine_conv_transpose(input, weight, bias, scale, *statics)
     none = result.rnorm.new_empty(0)
     return Kept(result.output, result.cosine, none, none.clone(), none.clone())
 
 
-def _transpose_backward(grad, input, weight, bias, scale, kept, *statics_and_need):
-    *statics, need = statics_and_need
-    return pullback(
-        reference.cosine_conv_transpose, grad, (input, weight, bias, scale), statics, need
+def _transpose_backward(grad, input, weight, bias, scale, kept, *statics):
+    geometry, tail = transposed.Geometry(*statics[:5]), statics[5:]
+    return transposed.cosine_conv_transpose_backward(
+        grad, input, weight, bias, scale, kept.output, kept.cosine, geometry, *tail
     )
 
 
@@ -241,18 +246,33 @@ def _autograd(family: Family, name: str, ctx, grad, *_):
     return (*(g if wants else None for g, wants in zip(grads, need, strict=True)), *none)
 
 
-def _vmap(family: Family, name: str, info, in_dims, input, weight, bias, scale, *statics):
+def _vmap(name: str, info, in_dims, input, weight, bias, scale, *statics):
     if all(d is None for d in in_dims[1:4]) and in_dims[0] is not None:
         return _vmap_input(name, input.movedim(in_dims[0], 0), weight, bias, scale, statics)
 
-    def whole(*tensors):
-        return tuple(_by_reference(family, *tensors, *statics))
+    return _loop(
+        getattr(torch.ops.cosnorm, name), info, in_dims, input, weight, bias, scale, *statics
+    )
 
-    return torch.vmap(whole, in_dims[:4])(input, weight, bias, scale), (0,) * 5
+
+def _loop(op: Callable[..., Sequence[Tensor]], info, in_dims, *args):
+    """One call for each, stacked: within a rule of vmap there is no calling vmap again."""
+
+    def call(pick: Callable[[Tensor, int], Tensor]) -> Sequence[Tensor]:
+        pairs = zip(args, in_dims, strict=True)
+        return op(*(a if d is None else pick(a, d) for a, d in pairs))
+
+    if info.batch_size:
+        each = [call(lambda a, d, i=i: a.select(d, i)) for i in range(info.batch_size)]
+        stacked = tuple(torch.stack(outputs) for outputs in zip(*each, strict=True))
+    else:  # nothing to call with, but the shapes of what would come
+        one = call(lambda a, d: a.new_zeros([n for i, n in enumerate(a.shape) if i != d]))
+        stacked = tuple(t.new_empty((0, *t.shape)) for t in one)
+    return stacked, (0,) * len(stacked)
 
 
 def _by_reference(family: Family, input, weight, bias, scale, *statics) -> Kept:
-    """The op in torch's own ops, which vmap and exporters can take apart."""
+    """The op in torch's own ops, which exporters can take apart."""
     if family.forward is _transpose_forward:
         return _transpose_forward(input, weight, bias, scale, *statics)
     result = family.reference(input, weight, bias, scale, *statics)
@@ -271,24 +291,12 @@ def _vmap_input(name: str, input, weight, bias, scale, statics):
     if weight.dim() == 2:
         outputs = op(input, weight, bias, scale, *statics)
         return tuple(outputs), tuple(
-            None if i == 4 or not t.numel() else 0 for i, t in enumerate(outputs)
+            0 if i < 4 and t.dim() > 1 else None for i, t in enumerate(outputs)
         )
     outputs = op(input.flatten(0, 1), weight, bias, scale, *statics)
     size = input.shape[:2]
     maps = tuple(t.unflatten(0, size) if t.dim() > 2 else t for t in outputs)
     return maps, tuple(0 if t.dim() > 2 else None for t in outputs)
-
-
-def _vmap_backward(family: Family, info, in_dims, *args):
-    *tensors, need = args[:5], args[-1]
-    statics = args[10:-1]
-
-    def whole(grad, input, weight, bias, scale):
-        tensors = (input, weight, bias, scale)
-        grads = pullback(family.reference, grad, tensors, statics, need)
-        return tuple(input.new_empty(0) if g is None else g for g in grads)
-
-    return torch.vmap(whole, in_dims[:5])(*tensors[0]), (0,) * 4
 
 
 def _register(name: str, family: Family) -> None:
@@ -311,10 +319,9 @@ def _register(name: str, family: Family) -> None:
     )
     decompose = register_decomposition(getattr(torch.ops.cosnorm, name).default, unsafe=True)
     decompose(partial(_decomposition, family))
-    torch.library.register_vmap(f"cosnorm::{name}", partial(_vmap, family, name), lib=_library)
-    torch.library.register_vmap(
-        f"cosnorm::{backward}", partial(_vmap_backward, family), lib=_library
-    )
+    torch.library.register_vmap(f"cosnorm::{name}", partial(_vmap, name), lib=_library)
+    looped = partial(_loop, getattr(torch.ops.cosnorm, backward))
+    torch.library.register_vmap(f"cosnorm::{backward}", looped, lib=_library)
 
 
 _register(
@@ -330,7 +337,7 @@ for _dims in (1, 2, 3):
         f"cosine_conv_transpose{_dims}d",
         Family(
             _TRANSPOSE,
-            reference.cosine_conv_transpose,
+            transposed.cosine_conv_transpose,
             _transpose_forward,
             _transpose_backward,
             _transpose_shapes,

@@ -9,7 +9,6 @@ x is a row of a linear layer or one receptive field of a convolution. A bias ext
 A vector that is zero, for Pearson constant, gives 0 and passes no gradient; |c| ≤ 1 always.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -18,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 CONVOLUTION = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-CONVOLUTION_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
 class Result(NamedTuple):
@@ -122,6 +120,18 @@ def row_stats(input: Tensor, centered: bool, bias: bool) -> tuple[Tensor, Tensor
     return centred_norm(x.shape[-1], mean, m2, bias)
 
 
+def slices(map: Tensor, dim: int, size: int, stride: int, dilation: int) -> Tensor:
+    """Every window along `dim`, its entries in a new last dimension.
+
+    As Tensor.unfold, whose backward torch cannot batch.
+    """
+    last = (map.shape[dim] - dilation * (size - 1) - 1) // stride * stride
+    taps = [tap * dilation for tap in range(size)]
+    return torch.stack(
+        [torch.ops.aten.slice(map, dim, tap, tap + last + 1, stride) for tap in taps], -1
+    )
+
+
 def field_stats(
     input: Tensor,
     kernel_size: Sequence[int],
@@ -131,18 +141,19 @@ def field_stats(
     groups: int,
     centered: bool,
     bias: bool,
+    slide: Callable[[Tensor, int, int, int, int], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(1/|x|, μ) of each receptive field, (N, groups, *output size).
 
     Over the channels first, then over the window of a map of one channel. Means and squared
     deviations are merged pairwise, Σ(x-μ)² = Σ M2 + count·Σ(m-μ)², never as E[x²]-E[x]².
+    slide: `slices`, or what else gives the same and need not be differentiated.
     """
     x = input.to(stats_dtype(input.dtype)).unflatten(1, (groups, -1))
     pad = [p for size in reversed(padding) for p in (size, size)]
 
     def windows(map: Tensor, axis: int) -> Tensor:
-        reach = dilation[axis] * (kernel_size[axis] - 1) + 1
-        return map.unfold(axis + 2, reach, stride[axis])[..., :: dilation[axis]]
+        return (slide or slices)(map, axis + 2, kernel_size[axis], stride[axis], dilation[axis])
 
     if not centered:
         square = F.pad(x.square().sum(2), pad)
@@ -175,7 +186,7 @@ def finish(
     return (output.relu() if relu else output).to(dtype), kept
 
 
-def _channelwise(scale: Tensor | None, dims: int) -> Tensor | None:
+def channelwise(scale: Tensor | None, dims: int) -> Tensor | None:
     return None if scale is None else scale.reshape(-1, *[1] * dims)
 
 
@@ -228,131 +239,5 @@ def cosine_conv(
             total = unit.total.view(groups, -1, *[1] * dims)
             product = product - mean.unsqueeze(2) * total
         cosine = (product * rnorm.unsqueeze(2)).flatten(1, 2)
-        output, cosine = finish(cosine, _channelwise(scale, dims), gain, relu, input.dtype)
+        output, cosine = finish(cosine, channelwise(scale, dims), gain, relu, input.dtype)
         return Result(output, cosine, rnorm, mean)
-
-
-def cosine_conv_transpose(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    scale: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    output_padding: Sequence[int],
-    groups: int,
-    dilation: Sequence[int],
-    gain: float,
-    centered: bool,
-    relu: bool,
-) -> Result:
-    """act(gain · scale · c) where an output's vectors are the inputs that reach it and their taps.
-
-    Their number changes from output to output, and with it |w|: so both norms are maps here,
-    that of the weights without a batch dimension. weight: (C, out/groups, …), as torch's.
-    """
-    dims, kernel_size = input.dim() - 2, weight.shape[2:]
-    with torch.autocast(input.device.type, enabled=False):
-        x = input.to(stats_dtype(input.dtype))
-        w = weight.to(x.dtype).unflatten(0, (groups, -1)).movedim(1, 2).flatten(3)
-        b = None if bias is None else bias.to(x.dtype).view(groups, -1)
-        shift = w.mean((2, 3)) if centered else 0  # adding a constant to w changes nothing, but
-        kernel = w - shift[..., None, None] if centered else w  # near zero, sums keep their digits
-        offset = None if b is None else b - shift
-
-        def reached(map: Tensor) -> Tensor:  # (N, groups, …) -> (N, groups, taps, positions)
-            return taps(map, kernel_size, stride, padding, output_padding, dilation)
-
-        reach = reached(x.new_ones(1, 1, *x.shape[2:]))[0, 0]
-        rnorm, mean = _reached_stats(
-            x.unflatten(1, (groups, -1)), reached, reach, centered, bias is not None
-        )
-        wnorm = _tap_norm(w, b, reach, centered)
-        product = CONVOLUTION_TRANSPOSE[dims](
-            x,
-            kernel.unflatten(3, kernel_size).movedim(2, 1).flatten(0, 1),
-            None,
-            stride,
-            padding,
-            output_padding,
-            groups,
-            dilation,
-        )
-        size = product.shape[2:]
-        product = product.unflatten(1, (groups, -1)).flatten(3)
-        if offset is not None:
-            product = product + offset.unsqueeze(-1)
-        if centered:
-            total = (kernel.sum(2).unsqueeze(-1) * reach).sum(2)
-            total = total if offset is None else total + offset.unsqueeze(-1)
-            product = product - mean.unsqueeze(2) * total
-        cosine = (product * rnorm.unsqueeze(2) * wnorm).flatten(1, 2).unflatten(2, size)
-        output, cosine = finish(cosine, _channelwise(scale, dims), gain, relu, input.dtype)
-        return Result(output, cosine, rnorm, mean)
-
-
-def taps(
-    map: Tensor,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    output_padding: Sequence[int],
-    dilation: Sequence[int],
-) -> Tensor:
-    """What reaches each output of a transposed convolution by each tap, zero where nothing does.
-
-    map: (N, C, …), one value a position. Returns (N, C, taps, positions of the output).
-    """
-    size = math.prod(kernel_size)
-    one_hot = torch.eye(size, dtype=map.dtype, device=map.device).view(1, size, *kernel_size)
-    with torch.backends.cudnn.flags(allow_tf32=False):  # statistics are float32, never less
-        reached = CONVOLUTION_TRANSPOSE[len(kernel_size)](
-            map.flatten(0, 1).unsqueeze(1),
-            one_hot,
-            None,
-            stride,
-            padding,
-            output_padding,
-            1,
-            dilation,
-        )
-    return reached.flatten(2).unflatten(0, map.shape[:2])
-
-
-def _reached_stats(
-    x: Tensor, reached: Callable[[Tensor], Tensor], reach: Tensor, centered: bool, bias: bool
-) -> tuple[Tensor, Tensor]:
-    """(1/|x|, μ) of the inputs that reach each output, (N, groups, positions)."""
-    if not centered:
-        square = reached(x.square().sum(2)).sum(2)
-        return inverse_norm(square + float(bias)), x.new_empty(0)
-    m = x.mean(2)
-    m2 = (x - m.unsqueeze(2)).square().sum(2)
-    one = x.new_ones(()) if bias else None
-    count, mean, m2 = _merge(x.shape[2], reached(m), reached(m2), reach, one)
-    return inverse_norm(m2, m2 + count * mean.square()), mean
-
-
-def _tap_norm(w: Tensor, b: Tensor | None, reach: Tensor, centered: bool) -> Tensor:
-    """1/|w| over the taps that serve each output, (groups, out, positions)."""
-    extra = None if b is None else b.unsqueeze(-1)
-    if not centered:
-        square = (w.square().sum(2).unsqueeze(-1) * reach).sum(2)
-        return inverse_norm(square if extra is None else square + extra.square())
-    m = w.mean(2)
-    m2 = (w - m.unsqueeze(2)).square().sum(2)
-    count, mean, m2 = _merge(w.shape[2], m.unsqueeze(-1), m2.unsqueeze(-1), reach, extra)
-    return inverse_norm(m2, m2 + count * mean.square())
-
-
-def _merge(
-    depth: int, m: Tensor, m2: Tensor, reach: Tensor, extra: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(count, μ, Σ(x-μ)²) over the taps in reach, each `depth` entries of mean m, and one extra."""
-    count, total = depth * reach.sum(0), depth * (m * reach).sum(-2)
-    if extra is not None:
-        count, total = count + 1, total + extra
-    mean = total / count.clamp(min=1)
-    spread = (m2 + depth * (m - mean.unsqueeze(-2)).square()) * reach
-    merged = spread.sum(-2)
-    return count, mean, merged if extra is None else merged + (extra - mean).square()

@@ -24,8 +24,15 @@ def prepare(
     dtype: torch.dtype,
 ) -> tuple[Weight, tuple[Tensor, Tensor]]:
     """Everything before the product: the weights, and 1/|x| and μx of the fields."""
-    fields = reference.field_stats(input, weight.shape[2:], *geometry, centered, bias is not None)
+    fields = reference.field_stats(
+        input, weight.shape[2:], *geometry, centered, bias is not None, unfold
+    )
     return prepare_weight(weight, bias, centered, dtype), fields
+
+
+def unfold(map: Tensor, dim: int, size: int, stride: int, dilation: int) -> Tensor:
+    """`reference.slices` as a view."""
+    return map.unfold(dim, dilation * (size - 1) + 1, stride)[..., ::dilation]
 
 
 def finish(

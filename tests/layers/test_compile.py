@@ -1,0 +1,154 @@
+"""torch.compile without graph breaks, torch.export, and shapes that change."""
+
+import pytest
+import torch
+
+import cosnorm.functional as F
+from cosnorm import nn
+
+LAYERS = {
+    "linear": (lambda **o: nn.CosineLinear(6, 5, **o), (4, 6)),
+    "pearson linear": (lambda **o: nn.PearsonLinear(6, 5, bias=True, **o), (4, 3, 6)),
+    "conv1d": (lambda **o: nn.PearsonConv1d(4, 6, 3, stride=2, padding=1, **o), (3, 4, 9)),
+    "conv2d": (lambda **o: nn.CosineConv2d(4, 6, 3, groups=2, padding="same", **o), (3, 4, 6, 7)),
+    "conv2d, even": (lambda **o: nn.PearsonConv2d(4, 6, 2, padding="same", **o), (3, 4, 6, 7)),
+    "conv2d, reflect": (
+        lambda **o: nn.PearsonConv2d(4, 6, 3, padding=1, padding_mode="reflect", **o),
+        (3, 4, 6, 7),
+    ),
+    "conv3d": (lambda **o: nn.PearsonConv3d(2, 3, 2, dilation=2, **o), (3, 2, 4, 4, 4)),
+    "transpose2d": (
+        lambda **o: nn.PearsonConvTranspose2d(4, 6, 3, stride=2, bias=True, **o),
+        (2, 4, 3, 5),
+    ),
+}
+OPTIONS = [{"activation": "relu"}, {"learn_scale": "per_output"}]
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.compiler.reset()
+
+
+def gradients(layer, run, x):
+    x = x.clone().requires_grad_()
+    layer.zero_grad()
+    y = run(x)
+    y.sin().sum().backward()
+    return [y.detach(), x.grad, *(p.grad.clone() for p in layer.parameters())]
+
+
+def same(one, other, **tolerance):
+    for a, b in zip(one, other, strict=True):
+        torch.testing.assert_close(a, b, **tolerance)
+        assert a.stride() == b.stride()
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("name", LAYERS)
+def test_one_graph_forward_and_backward(name, options):
+    build, shape = LAYERS[name]
+    layer, x = build(**options), torch.randn(shape)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    same(gradients(layer, compiled, x), gradients(layer, layer, x))
+
+
+@pytest.mark.parametrize("name", ["linear", "conv2d", "conv2d, even", "transpose2d"])
+def test_one_graph_for_every_size(name):
+    build, shape = LAYERS[name]
+    layer = build()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for extra in (0, 2, 5):
+            x = torch.randn(shape[0] + extra, *shape[1:-1], shape[-1] + extra * (len(shape) > 2))
+            same(gradients(layer, compiled, x), gradients(layer, layer, x))
+
+
+@pytest.mark.parametrize("name", ["conv2d", "transpose2d"])
+def test_channels_last_stays_so_when_compiled(name):
+    build, shape = LAYERS[name]
+    layer, x = build(), torch.randn(shape).to(memory_format=torch.channels_last)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    same(gradients(layer, compiled, x), gradients(layer, layer, x))
+
+
+def test_autocast_when_compiled():
+    layer, x = nn.PearsonConv2d(4, 6, 3, bias=True), torch.randn(2, 4, 6, 6)
+
+    def run(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return layer(x)
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    same(gradients(layer, compiled, x), gradients(layer, run, x))
+    assert compiled(x).dtype == torch.bfloat16
+
+
+def test_a_network_between_other_layers():
+    model = torch.nn.Sequential(
+        nn.PearsonConv2d(3, 8, 3, padding=1, activation="relu"),
+        torch.nn.MaxPool2d(2),
+        nn.CosineConv2d(8, 8, 3, activation="relu"),
+        torch.nn.Flatten(),
+        nn.CosineLinear(32, 10, learn_scale=True, scale=10.0),
+    )
+    x = torch.randn(2, 3, 8, 8)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    same(gradients(model, compiled, x), gradients(model, model, x))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # torch's own, when inductor is imported
+@pytest.mark.parametrize("name", ["linear", "conv2d", "conv2d, reflect", "transpose2d"])
+def test_inductor(name):
+    build, shape = LAYERS[name]
+    for options in OPTIONS:
+        layer, x = build(**options), torch.randn(shape)
+        compiled = torch.compile(layer, fullgraph=True)
+        same(gradients(layer, compiled, x), gradients(layer, layer, x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("message", ["channels", "activation"])
+def test_bad_input_is_reported_through_compile(message):
+    if message == "channels":
+        function, arguments = F.cosine_conv2d, (torch.randn(1, 3, 4, 4), torch.randn(2, 4, 1, 1))
+    else:
+
+        def function(x, w):
+            return F.cosine_linear(x, w, activation="gelu")
+
+        arguments = (torch.randn(2, 3), torch.randn(4, 3))
+    compiled = torch.compile(function, backend="aot_eager")
+    with pytest.raises(Exception, match=message) as caught:
+        compiled(*arguments)
+    assert isinstance(caught.value, ValueError | torch._dynamo.exc.TorchDynamoException)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_export_keeps_the_op_and_a_dynamic_batch(name):
+    build, shape = LAYERS[name]
+    layer, x = build(activation="relu").eval(), torch.randn(shape)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    program = torch.export.export(layer, (x,), dynamic_shapes=({0: batch},))
+    targets = [str(node.target) for node in program.graph.nodes]
+    assert sum(t.startswith("cosnorm.cosine_") for t in targets) == 1
+    for size in (shape[0], 7):
+        x = torch.randn(size, *shape[1:])
+        torch.testing.assert_close(program.module()(x), layer(x))
+
+
+def test_export_survives_a_file(tmp_path):
+    layer, x = nn.PearsonConv2d(4, 6, 3, bias=True, learn_scale=True), torch.randn(2, 4, 6, 6)
+    torch.export.save(torch.export.export(layer, (x,)), tmp_path / "layer.pt2")
+    loaded = torch.export.load(tmp_path / "layer.pt2")
+    torch.testing.assert_close(loaded.module()(x), layer(x))
+
+
+@pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec")  # torch's own
+def test_decomposed_the_export_knows_only_torchs_ops():
+    layer, x = nn.PearsonConv2d(4, 6, 3, bias=True), torch.randn(2, 4, 6, 6)
+    op = torch.ops.cosnorm.cosine_conv2d.default
+    table = torch._decomp.get_decompositions([op])
+    program = torch.export.export(layer, (x,)).run_decompositions(table)
+    assert not any("cosnorm" in str(node.target) for node in program.graph.nodes)
+    torch.testing.assert_close(program.module()(x), layer(x))
