@@ -49,6 +49,10 @@ class Vectors(NamedTuple):
     wnorm: Tensor  # 1/|w|, (groups, out, positions)
     wmean: Tensor  # μw, shifted, Pearson only
 
+    @property
+    def centered(self) -> bool:
+        return self.wmean.numel() > 0
+
     def kernel(self, kernel_size: Sequence[int]) -> Tensor:
         """The weights as torch wants them, (C, out/groups, …)."""
         return self.w.unflatten(3, kernel_size).movedim(2, 1).flatten(0, 1)
@@ -240,7 +244,7 @@ def _input_grad(
     )[0]
     field = of.rnorm.square() * dot.sum(2)
     maps = [field]
-    if of.mean.numel():
+    if of.centered:
         maps.append(field * of.mean - (g * of.wmean).sum(2))
     stacked = torch.cat(maps, 1).flatten(0, 1).unsqueeze(1).unflatten(2, shape[2:])
     place = of.x.new_empty(stacked.shape[0], 1, *of.x.shape[2:])
@@ -248,10 +252,10 @@ def _input_grad(
     with torch.backends.cudnn.flags(allow_tf32=False):
         alone = geometry._replace(groups=1)
         boxes = _product_grads(stacked, place, ones, alone, (True, False))[0]
-    boxes = boxes.squeeze(1).unflatten(0, (of.x.shape[0], -1)).unsqueeze(2)
+    boxes = boxes.squeeze(1).unflatten(0, (of.x.shape[0], groups * len(maps))).unsqueeze(2)
     x = of.x.unflatten(1, (groups, -1))
     dx = dx.unflatten(1, (groups, -1)) - x * boxes[:, :groups]
-    if of.mean.numel():
+    if of.centered:
         dx = dx + boxes[:, groups:]
     return dx.flatten(1, 2)
 
@@ -268,7 +272,7 @@ def _weight_grad(
     pull = of.wnorm.square() * dot.sum(0)
     dw = dw - of.w * (pull @ of.reach.t()).unsqueeze(2)
     db = None if of.b is None else g.sum((0, 3)) - of.b * pull.sum(-1)
-    if of.mean.numel():
+    if of.centered:
         push = pull * of.wmean - (g * of.mean.unsqueeze(2)).sum(0)
         dw = dw + (push @ of.reach.t()).unsqueeze(2)
         db = None if db is None else db + push.sum(-1)
