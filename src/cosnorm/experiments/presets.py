@@ -75,7 +75,7 @@ def svhn(method: str, seed: int = 0) -> Config:
 
 def digits(method: str, seed: int = 0) -> Config:
     """scikit-learn's digits: the embedded set, small enough to compare five methods in minutes."""
-    return _fully_connected("digits", method, seed=seed, epochs=150)
+    return _fully_connected("digits", method, seed=seed, epochs=100)
 
 
 def own(dataset: str, method: str, seed: int = 0) -> Config:

@@ -1,0 +1,78 @@
+"""The captured step: the same training as the eager one, resumable, and nothing on the host."""
+
+import pytest
+import torch
+from experiment_cases import StopAfter, assert_same_result, config_for, image_data, vector_data
+
+from cosnorm.experiments.config import METHODS
+from cosnorm.experiments.learner import Learner, captured
+from cosnorm.experiments.run import run
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory():
+    """In place of the one for all tests: cuBLAS would refuse to be deterministic inside a graph."""
+
+
+def on_cuda(method, **settings):
+    return config_for(method, device="cuda", **settings)
+
+
+def steps_of(learner, advance, count):
+    for step in range(count):
+        if step % learner.batches.per_epoch == 0:
+            learner.batches.begin(step)
+        advance()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_captured_step_is_the_step(method, optimizer):
+    rate = {"sgd": 1.0, "momentum": 0.1}.get(optimizer, 0.01)
+    settings = {"network": "small_conv", "optimizer": optimizer, "lr": rate, "ema_decay": 0.9}
+    eager, graph = (Learner(on_cuda(method, **settings), image_data()) for _ in range(2))
+    steps_of(eager, eager.step, 13)
+    graph.batches.begin(0)
+    steps_of(graph, captured(graph), 13)
+    for name, tensor in eager.state().items():
+        torch.testing.assert_close(
+            graph.state()[name], tensor, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def test_capturing_leaves_the_state_as_it_was():
+    learner = Learner(on_cuda("batch", optimizer="adam", ema_decay=0.9), vector_data())
+    learner.batches.begin(3)
+    before = {name: t.clone() for name, t in learner.state().items()}
+    captured(learner)
+    torch.cuda.synchronize()
+    assert all(torch.equal(t, before[name]) for name, t in learner.state().items())
+    assert int(learner.batches.place) == 3
+
+
+@pytest.mark.parametrize("method", ["pearson", "batch"])
+def test_the_tutorials_pipeline_in_a_graph(tmp_path, method):
+    data = image_data(shape=(3, 32, 32))
+    config = on_cuda(method, network="small_conv", pipeline="tf_cifar", precision="bf16")
+    outcome = run(config, tmp_path, dataset=data)
+    assert outcome.status == "done"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_stopped_run_gives_the_same_bits(tmp_path, method):
+    config, data = on_cuda(method, epochs=3), vector_data()
+    assert run(config, tmp_path / "whole", dataset=data).status == "done"
+    for steps in (4, 5):
+        run(config, tmp_path / "stopped", dataset=data, stop=StopAfter(steps))
+    assert run(config, tmp_path / "stopped", dataset=data).status == "done"
+    assert_same_result(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_divergence_is_found(tmp_path):
+    outcome = run(on_cuda("none", lr=1e30), tmp_path, dataset=vector_data())
+    assert outcome.status == "diverged"
