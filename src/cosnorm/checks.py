@@ -45,6 +45,10 @@ def check_tensors(
                 f"{name}: {label} must be a tensor, got {type(tensor).__name__}; "
                 "make one with torch.tensor"
             )
+        if tensor.layout != torch.strided:
+            raise TypeError(
+                f"{name}: {label} must be dense, got {tensor.layout}; call {label}.to_dense()"
+            )
         if tensor.dtype not in _DTYPES:
             raise TypeError(
                 f"{name}: {label} must be floating point (float64, float32, bfloat16 or float16), "
@@ -126,11 +130,10 @@ def check_number(name: str, scale: Any, rule: str) -> float:
 
 def check_counts(name: str, **counts: Any) -> None:
     """Numbers of channels or features."""
+    rule = "must be a positive int"
     for label, count in counts.items():
         if not _is_int(count) or count < 1:
-            raise ValueError(
-                f"{name}: {label} must be a positive int, got {count!r}; pass 1 or more"
-            )
+            raise ValueError(f"{name}: {label} {rule}, got {count!r}; pass 1 or more")
 
 
 def check_choices(name: str, centered: Any, activation: Any) -> None:

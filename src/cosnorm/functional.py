@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.fx
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -35,6 +36,9 @@ __all__ = [
     "cosine_conv_transpose3d",
     "cosine_linear",
 ]
+
+for _name in __all__:  # torch.fx traces a call of these, not the checks inside
+    torch.fx.wrap(_name)
 
 Size = int | Sequence[int]
 Scale = float | Tensor | None

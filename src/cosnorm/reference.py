@@ -10,6 +10,7 @@ A vector that is zero, for Pearson constant, gives 0 and passes no gradient; |c|
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -43,6 +44,13 @@ def stats_dtype(dtype: torch.dtype) -> torch.dtype:
 def compute_dtype(input: Tensor) -> torch.dtype:
     """The dtype of the product: x·v need not fit into float16 though x and the result do."""
     return torch.float32 if input.dtype == torch.float16 else input.dtype
+
+
+def full_precision(input: Tensor) -> AbstractContextManager:
+    """Autocast off, on devices that have it."""
+    device = input.device.type
+    available = torch.amp.is_autocast_available(device)
+    return torch.autocast(device, enabled=False) if available else nullcontext()
 
 
 def keeps_cosine(scale: Tensor | None, relu: bool) -> bool:
@@ -200,7 +208,7 @@ def cosine_linear(
     relu: bool,
 ) -> Result:
     """act(gain · scale · c) for each row of `input` (…, in) and of `weight` (out, in)."""
-    with torch.autocast(input.device.type, enabled=False):
+    with full_precision(input):
         dtype = compute_dtype(input)
         unit = unit_weight(weight, bias, centered, dtype)
         rnorm, mean = row_stats(input, centered, bias is not None)
@@ -225,7 +233,7 @@ def cosine_conv(
     relu: bool,
 ) -> Result:
     """act(gain · scale · c) for each receptive field of `input` (N, C, …), in 1, 2 or 3 dims."""
-    with torch.autocast(input.device.type, enabled=False):
+    with full_precision(input):
         dtype, dims = compute_dtype(input), input.dim() - 2
         unit = unit_weight(weight, bias, centered, dtype)
         rnorm, mean = field_stats(

@@ -17,6 +17,7 @@ from cosnorm.reference import (
     Result,
     channelwise,
     finish,
+    full_precision,
     inverse_norm,
     keeps_cosine,
     stats_dtype,
@@ -75,7 +76,7 @@ def cosine_conv_transpose(
     """act(gain · scale · c); weight: (C, out/groups, …), as torch's."""
     dims, kernel_size = input.dim() - 2, weight.shape[2:]
     geometry = Geometry(stride, padding, output_padding, groups, dilation)
-    with torch.autocast(input.device.type, enabled=False):
+    with full_precision(input):
         of = vectors(input, weight, bias, geometry, centered)
         product = CONVOLUTION_TRANSPOSE[dims](of.x, of.kernel(kernel_size), None, *geometry)
         size = product.shape[2:]
@@ -189,7 +190,7 @@ def cosine_conv_transpose_backward(
 
         dx = Σ g (w-μw) - (x-μx) r_x² Σ d·c,    dw = Σ g (x-μx) - (w-μw) r_w² Σ d·c
     """
-    with torch.autocast(input.device.type, enabled=False):
+    with full_precision(input):
         of = vectors(input, weight, bias, geometry, centered)
         d, dot, dscale = _into_cosine(grad, scale, output, cosine, gain, relu, of.rnorm)
         grouped = (geometry.groups, -1)

@@ -29,6 +29,9 @@ FUNCTIONS = {
     "boolean bias": (
         lambda: F.cosine_conv2d(X, W, torch.ones(6, dtype=torch.bool)),
         TypeError, "bias must be floating point", "torch.bool", "bias.float()"),
+    "sparse input": (
+        lambda: F.cosine_linear(r(2, 3).to_sparse(), r(4, 3)),
+        TypeError, "input must be dense", "torch.sparse_coo", "input.to_dense()"),
     "complex input": (
         lambda: F.cosine_linear(r(2, 3, dtype=torch.complex64), r(4, 3)),
         TypeError, "input must be floating point", "torch.complex64", "convert"),

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.fx
 
 import cosnorm.functional as F
 from cosnorm import nn
@@ -122,6 +123,16 @@ def test_bad_input_is_reported_through_compile(message):
     with pytest.raises(Exception, match=message) as caught:
         compiled(*arguments)
     assert isinstance(caught.value, ValueError | torch._dynamo.exc.TorchDynamoException)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_fx_sees_one_call(name):
+    build, shape = LAYERS[name]
+    model, x = torch.nn.Sequential(build(), torch.nn.Tanh()), torch.randn(shape)
+    traced = torch.fx.symbolic_trace(model)
+    called = [n.target.__name__ for n in traced.graph.nodes if n.op == "call_function"]
+    assert [name for name in called if name.startswith("cosine_")] == called[-1:]
+    torch.testing.assert_close(traced(x), model(x))
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -146,6 +146,11 @@ def test_functional_call_takes_other_parameters():
     torch.testing.assert_close(functional_call(layer, state, (x,)), expected)
 
 
+def test_transforms_on_the_meta_device():
+    x, w = torch.randn(2, 5, 4, device="meta"), torch.randn(3, 4, device="meta")
+    assert vmap(lambda x: F.cosine_linear(x, w, centered=True))(x).shape == (2, 5, 3)
+
+
 def test_tangents_of_constant_vectors_are_zero():
     x, t = torch.ones(2, 5), torch.randn(2, 5)
     w = torch.randn(3, 5)

@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+import torch.fx
 from torch import Tensor, nn
 from torch.nn import functional as torch_functional
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
@@ -101,20 +102,25 @@ class _CosineConv(_Similarity, _ConvNd):
         function = getattr(F, f"cosine_conv{self.dims}d")
         padding = self.padding
         if self.padding_mode != "zeros":
-            input, padding = self._padded(input), 0
+            margins = self._reversed_padding_repeated_twice
+            input = _padded(input, self.weight, self.bias, self.groups, margins, self.padding_mode)
+            padding = 0
         return function(
             input, self.weight, self.bias, self.stride, padding, self.dilation, self.groups,
             **self._ours(),
         )  # fmt: skip
 
-    def _padded(self, input: Tensor) -> Tensor:
-        """Around the input what the padding mode says, after the checks that come too late then."""
-        name, margins = type(self).__name__, self._reversed_padding_repeated_twice
-        check_tensors(
-            name, input, self.weight, self.bias, weight_dims=self.dims + 2, groups=self.groups
-        )
-        check_margins(name, self.dims, input, self.in_channels, margins, self.padding_mode)
-        return torch_functional.pad(input, margins, mode=self.padding_mode)
+
+@torch.fx.wrap
+def _padded(
+    input: Tensor, weight: Tensor, bias: Tensor | None, groups: int, margins: list[int], mode: str
+) -> Tensor:
+    """Around the input what the padding mode says, after the checks that come too late then."""
+    dims = len(margins) // 2
+    name = f"CosineConv{dims}d"
+    check_tensors(name, input, weight, bias, weight_dims=dims + 2, groups=groups)
+    check_margins(name, dims, input, weight.shape[1] * groups, margins, mode)
+    return torch_functional.pad(input, margins, mode=mode)
 
 
 class _PearsonConv(_CosineConv):
