@@ -1,6 +1,8 @@
+import json
+
 import pytest
 import torch
-from experiment_cases import StopAfter, config_for, image_data, sparse_data, vector_data
+from experiment_cases import Notes, StopAfter, config_for, image_data, sparse_data, vector_data
 
 import cosnorm
 from cosnorm.experiments.errors import RunError
@@ -76,3 +78,14 @@ def test_missing_data_leaves_no_folder(tmp_path):
     with pytest.raises(DataError, match="not a known data set"):
         run(config_for(), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_goes_on_in_another_place_is_warned(tmp_path):
+    config, data = config_for(), vector_data()
+    run(config, tmp_path, dataset=data, stop=StopAfter(5))
+    before = json.loads((tmp_path / "environment.json").read_text())
+    (tmp_path / "environment.json").write_text(json.dumps({**before, "threads": 77}))
+    notes = Notes()
+    assert run(config, tmp_path, dataset=data, watcher=notes).status == "done"
+    assert len(notes.warnings) == 1
+    assert "another place (threads 77, now" in notes.warnings[0]

@@ -54,7 +54,9 @@ def run(
         raise RunError("no CUDA device is available to torch: use the device cpu")
     dataset = dataset or dataset_for(config, data_dir)
     with storage.claim():
-        folder.begin(config, environment(config.device))
+        here = environment(config.device)
+        _warn_of_other_place(folder.read("environment.json") or here, here, watcher)
+        folder.begin(config, here)
         return train(
             config,
             dataset,
@@ -63,6 +65,20 @@ def run(
             stop=stop,
             checkpoint_seconds=checkpoint_seconds,
             keep_checkpoints=keep_checkpoints,
+        )
+
+
+def _warn_of_other_place(
+    before: Mapping[str, Any], here: Mapping[str, Any], watcher: Watcher
+) -> None:
+    """The last bits depend on what computes them; a run that moves house should know."""
+    keys = ("torch", "cpu", "threads", "gpu")
+    changed = [key for key in keys if before.get(key) != here.get(key)]
+    moved = [f"{key} {before.get(key)}, now {here.get(key)}" for key in changed]
+    if moved:
+        watcher.warning(
+            f"the run goes on in another place ({'; '.join(moved)}): its last bits may differ from "
+            "those of an uninterrupted run"
         )
 
 
