@@ -1,14 +1,17 @@
 """A layer, forward and backward, as the sequence of its steps; a backend supplies each step."""
 
 from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from cosnorm.kernels import plain
-from cosnorm.kernels.steps import Geometry, Kept, memory_format
-from cosnorm.reference import compute_dtype
+from cosnorm.kernels.steps import Geometry, Kept, Weight, memory_format
+from cosnorm.reference import compute_dtype, keeps_cosine
 
 aten = torch.ops.aten
 
@@ -28,12 +31,19 @@ def set_backend(name: str) -> str:
     return previous
 
 
-def _steps(input: Tensor, weight: Tensor) -> ModuleType:
+@cache
+def _triton_steps() -> ModuleType | None:
+    try:
+        return import_module("cosnorm.kernels.launch")
+    except ImportError:  # torch works without triton, and so do we
+        return None
+
+
+def _steps(input: Tensor, weight: Tensor) -> Any:
     if _backend == "torch" or (_backend == "auto" and input.device.type != "cuda"):
         return plain
-    from cosnorm.kernels import launch
-
-    return launch if launch.serves(input, weight) else plain
+    launch = _triton_steps()
+    return launch if launch is not None and launch.serves(input, weight) else plain
 
 
 def _product(x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry) -> Tensor:
@@ -60,7 +70,29 @@ def forward(
     with torch.autocast(input.device.type, enabled=False):
         prepared, fields = steps.prepare(input, weight, bias, geometry, centered, dtype)
         product = _product(input.to(dtype), prepared.weight, prepared.bias, geometry)
-        return steps.finish(product, input, fields, prepared, geometry, scale, gain, centered, relu)
+        return steps.finish(
+            product, input, fields, prepared, geometry, scale, gain, centered, relu,
+            keeps_cosine(scale, relu),
+        )  # fmt: skip
+
+
+def infer(
+    input: Tensor,
+    weight: Weight,
+    scale: Tensor | None,
+    geometry: Geometry,
+    centered: bool,
+    relu: bool,
+) -> Tensor:
+    """y alone, of weights that are units already."""
+    steps = _steps(input, weight.weight)
+    with torch.autocast(input.device.type, enabled=False):
+        fields = steps.fields(input, weight, geometry, centered)
+        product = _product(input.to(weight.weight.dtype), weight.weight, weight.bias, geometry)
+        kept = steps.finish(
+            product, input, fields, weight, geometry, scale, 1.0, centered, relu, False
+        )
+        return kept.output
 
 
 def backward(

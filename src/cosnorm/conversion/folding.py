@@ -1,6 +1,7 @@
 """`fold`: unit weights baked in, so that inference does no weight work.
 
-A folded layer is plain torch, `y = act(scale · r_x (v·x − μx Σv))` with v and Σv stored: exporters
+On a GPU the fused passes run around the stored weights. Everywhere else, and in any graph, a
+folded layer is plain torch, `y = act(scale · r_x (v·x − μx Σv))` with v and Σv stored: exporters
 need no op of ours, and torch.compile fuses everything but the product.
 """
 
@@ -13,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cosnorm import reference
+from cosnorm import algorithm, reference
 from cosnorm.checks import conv_sizes
 from cosnorm.conversion.account import Account, Entry
 from cosnorm.conversion.layers import TransposedCosineLinear, TransposedPearsonLinear
-from cosnorm.functional import _autocast
-from cosnorm.kernels.steps import memory_format
+from cosnorm.functional import _autocast, _transforming
+from cosnorm.kernels.steps import LINEAR, Geometry, Weight, memory_format
 from cosnorm.nn import (
     CosineConv1d,
     CosineConv2d,
@@ -84,6 +85,13 @@ class _Folded(nn.Module):
         v, vb = v.to(dtype), None if vb is None else vb.to(dtype)
         return v, vb, None if self.total is None else _total(v, vb)
 
+    def _inferred(
+        self, x: Tensor, v: Tensor, vb: Tensor | None, total: Tensor | None, geometry: Geometry
+    ) -> Tensor:
+        unit = Weight(v, vb, v.new_empty(0), total)
+        relu = self.activation == "relu"
+        return algorithm.infer(x, unit, self.scale, geometry, total is not None, relu)
+
     def _finish(
         self, product: Tensor, rnorm: Tensor, mean: Tensor, total: Tensor | None, dtype: torch.dtype
     ) -> Tensor:
@@ -124,6 +132,9 @@ class FoldedLinear(_Folded):
         dtype = reference.compute_dtype(rows)
         with _as_written(rows):
             v, vb, total = self._unit(dtype)
+            if _by_kernels(rows):
+                output = self._inferred(rows, v, vb, total, LINEAR)
+                return output.view(*input.shape[:-1], self.out_features)
             fields = reference.row_stats(rows, total is not None, vb is not None)
             product = F.linear(rows.to(dtype), v, vb)
             output = self._finish(product, *fields, total, input.dtype)
@@ -156,10 +167,13 @@ class FoldedConv(_Folded):
         dtype = reference.compute_dtype(x)
         with _as_written(x):
             v, vb, total = self._unit(dtype)
-            centered, bias = total is not None, vb is not None
-            fields = reference.field_stats(x, v.shape[2:], *geometry, centered, bias)
-            product = reference.CONVOLUTION[dims](x.to(dtype), v, vb, *geometry)
-            output = self._finish(product, *fields, total, x.dtype)
+            if _by_kernels(x):
+                output = self._inferred(x, v, vb, total, Geometry(*geometry))
+            else:
+                centered, bias = total is not None, vb is not None
+                fields = reference.field_stats(x, v.shape[2:], *geometry, centered, bias)
+                product = reference.CONVOLUTION[dims](x.to(dtype), v, vb, *geometry)
+                output = self._finish(product, *fields, total, x.dtype)
         return output if input.dim() == dims + 2 else output.squeeze(0)
 
     def extra_repr(self) -> str:
@@ -168,6 +182,12 @@ class FoldedConv(_Folded):
             f"{inputs * self.groups}, {outputs}, kernel_size={tuple(size)}, stride={self.stride}, "
             f"padding={self.padding}, dilation={self.dilation}, groups={self.groups}"
         )
+
+
+def _by_kernels(input: Tensor) -> bool:
+    """On a GPU, outside of any graph or transform, where nobody wants gradients."""
+    graph = torch.compiler.is_compiling() or (torch.is_grad_enabled() and input.requires_grad)
+    return input.is_cuda and not graph and not _transforming()
 
 
 def _as_written(input: Tensor) -> AbstractContextManager[Any]:

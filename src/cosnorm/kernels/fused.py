@@ -1,7 +1,7 @@
 """Triton: the four passes of a layer around its products, one launch each.
 
     prepare       statistics of the input's channels | unit weights
-    finish        windows; y = act(gain · scale · r_x (z - μx Σv)), in place where dtypes allow
+    finish        1/|x| and μ of windows; y = act(gain · scale · r_x (z - μx Σv)), in place
     start_grad    g = d · r_x, s = r_x² Σ_k d·c | unit weights again
     end_grad      dx = dx₀ - x·boxᵀ(s) + boxᵀ(s·μ) | projection of the weights' gradient
 
@@ -41,14 +41,33 @@ def prepare(
 
 
 @triton.jit
+def windows(
+    mean_map, square_map, rnorm_ptr, mean_ptr, positions, space, groups, depth,
+    ID, IH, IW, OH, OW, KD, KH, KW, SD, SH, SW, PD, PH, PW, DD, DH, DW,
+    CENTERED: tl.constexpr, BIAS: tl.constexpr, TAPS: tl.constexpr, BP: tl.constexpr,
+):  # fmt: skip
+    """1/|x| and μ of the fields alone, for a large layer; positions: batch × groups × space."""
+    at = tl.program_id(0) * BP + tl.arange(0, BP)
+    inside = at < positions
+    rnorm, mean = window(
+        mean_map, square_map, (at // space).to(tl.int64), at % space, inside, 0, 1, depth,
+        ID, IH, IW, OH, OW, KD, KH, KW, SD, SH, SW, PD, PH, PW, DD, DH, DW, CENTERED, BIAS, TAPS,
+    )  # fmt: skip
+    tl.store(rnorm_ptr + at, rnorm, mask=inside)
+    if CENTERED:
+        tl.store(mean_ptr + at, mean, mask=inside)
+
+
+@triton.jit
 def finish(
     z_ptr, y_ptr, kept_ptr, mean_map, square_map, rnorm_ptr, mean_ptr, total_ptr, scale_ptr,
     gain, positions, space, groups, depth, width, sn, sc, sp,
     ID, IH, IW, OH, OW, KD, KH, KW, SD, SH, SW, PD, PH, PW, DD, DH, DW,
     CENTERED: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr, KEEP: tl.constexpr,
-    SCALE: tl.constexpr, TAPS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+    SCALE: tl.constexpr, READY: tl.constexpr, TAPS: tl.constexpr, BP: tl.constexpr,
+    BC: tl.constexpr,
 ):  # fmt: skip
-    """SCALE: 0 none, 1 one number, 2 one per output. width: outputs of a group."""
+    """SCALE: 0 none, 1 one number, 2 one per output. READY: 1/|x| and μ have been computed."""
     pid = tl.program_id(0)
     group = pid % groups
     pos = pid // groups * BP + tl.arange(0, BP)
@@ -62,14 +81,21 @@ def finish(
         mask=inside[:, None] & (c < width)[None, :],
         other=0.0,
     )  # under way while the windows are summed
-    rnorm, mean = window(
-        mean_map, square_map, n, p, inside, group, groups, depth,
-        ID, IH, IW, OH, OW, KD, KH, KW, SD, SH, SW, PD, PH, PW, DD, DH, DW, CENTERED, BIAS, TAPS,
-    )  # fmt: skip
     at = (n * groups + group) * space + p
-    tl.store(rnorm_ptr + at, rnorm, mask=inside)
-    if CENTERED:
-        tl.store(mean_ptr + at, mean, mask=inside)
+    if READY:
+        rnorm = tl.load(rnorm_ptr + at, mask=inside, other=0.0)
+        mean = tl.zeros_like(rnorm)
+        if CENTERED:
+            mean = tl.load(mean_ptr + at, mask=inside, other=0.0)
+    else:
+        rnorm, mean = window(
+            mean_map, square_map, n, p, inside, group, groups, depth,
+            ID, IH, IW, OH, OW, KD, KH, KW, SD, SH, SW, PD, PH, PW, DD, DH, DW,
+            CENTERED, BIAS, TAPS,
+        )  # fmt: skip
+        tl.store(rnorm_ptr + at, rnorm, mask=inside)
+        if CENTERED:
+            tl.store(mean_ptr + at, mean, mask=inside)
     for start in range(0, width, BC):
         c = start + tl.arange(0, BC)
         mask = inside[:, None] & (c < width)[None, :]

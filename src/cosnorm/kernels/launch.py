@@ -4,6 +4,8 @@ Tensors are taken as (batch, channels, positions) by three strides, whatever the
 is wide in the dimension that is dense in memory.
 """
 
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
@@ -13,16 +15,20 @@ from cosnorm.kernels.plain import like_scale
 from cosnorm.kernels.steps import Geometry, Grad, Kept, Weight
 from cosnorm.reference import keeps_cosine
 
+Fields = tuple[Tensor, Tensor]  # mean (Pearson only) and Σx² or M2 over the channels
+
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MOST_TAPS = 128
+_WINDOWS = 64  # fields of a program that only sums windows
 _MOST_ROW = 8192
-_SPLIT = 1 << 22  # elements of a layer from which fields and units have a launch each
+_SPLIT = 1 << 24  # elements of a layer from which fields and units have a launch each
 _TILES = {  # elements of a tile and warps of a program, by pass, as measured on an H200
-    "prepare": (4096, 4),
-    "finish": (4096, 4),
-    "start_grad": (4096, 8),
-    "end_grad": (8192, 8),
-    "units": (4096, 8),
+    "prepare": (1024, 1),
+    "finish": (2048, 2),
+    "start_grad": (1024, 1),
+    "end_grad": (1024, 1),
+    "units": (0, 4),
+    "small": (4096, 4),  # fields and units, or windows and tiles, in one launch
 }
 
 
@@ -84,6 +90,10 @@ def _like(x: Tensor, reference: Tensor) -> Tensor:
     )
 
 
+def _pass(name: str, elements: int) -> str:
+    return name if elements >= _SPLIT else "small"
+
+
 def _tile(name: str, space: int, depth: int, channel_stride: int) -> tuple[int, int]:
     """(positions, channels) of a tile, wide where memory is dense."""
     size = _TILES[name][0]
@@ -93,9 +103,9 @@ def _tile(name: str, space: int, depth: int, channel_stride: int) -> tuple[int, 
     return 128, max(1, min(triton.next_power_of_2(depth), size // 128))
 
 
-def _launch(kernel, name: str, fields: int, units: int, elements: int, *args, **options) -> None:
-    """Programs over fields and units: in one launch, in two, or only those there are."""
-    parts = [(fields, 0), (0, units)] if elements >= _SPLIT else [(fields, units)]
+def _launch(kernel: Any, name: str, fields: int, units: int, *args: Any, **options: Any) -> None:
+    """Programs over fields and units: in one launch if small, else in two."""
+    parts = [(fields, units)] if name == "small" else [(fields, 0), (0, units)]
     for here, there in parts:
         if here + there:
             warps = _TILES[name if here else "units"][1]
@@ -136,25 +146,43 @@ def prepare(
     geometry: Geometry,
     centered: bool,
     dtype: torch.dtype,
-) -> tuple[Weight, tuple[Tensor, Tensor]]:
-    """One launch: channel statistics of the input, and unit weights."""
+) -> tuple[Weight, Fields]:
+    """Channel statistics of the input, and unit weights."""
+    prepared = _empty_unit(weight, bias, centered, dtype)
+    return prepared, _prepare(input, weight, bias, prepared, geometry, centered, weight.shape[0])
+
+
+def fields(input: Tensor, weight: Weight, geometry: Geometry, centered: bool) -> Fields:
+    """Channel statistics alone, for weights that are units already."""
+    return _prepare(input, weight.weight, weight.bias, weight, geometry, centered, 0)
+
+
+def _prepare(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    prepared: Weight,
+    geometry: Geometry,
+    centered: bool,
+    units: int,
+) -> Fields:
     x, (sn, sc, sp) = _flat(input)
     groups = geometry.groups
-    space, depth, units = x[0, 0].numel(), x.shape[1] // groups, weight.shape[0]
+    space, depth = x[0, 0].numel(), x.shape[1] // groups
     maps = (x.shape[0], groups, *x.shape[2:])
     square = x.new_empty(maps, dtype=torch.float32)
     mean = x.new_empty(maps if centered else (0,), dtype=torch.float32)
-    prepared = _empty_unit(weight, bias, centered, dtype)
     w = _dense_rows(weight)
-    bp, bc = _tile("prepare", space, depth, sc)
+    name = _pass("prepare", x.numel())
+    bp, bc = _tile(name, space, depth, sc)
     positions = x.shape[0] * space
     _launch(
-        fused.prepare, "prepare", triton.cdiv(positions, bp) * groups, units, x.numel(),
+        fused.prepare, name, triton.cdiv(positions, bp) * groups, units,
         x, mean, square, w, bias, prepared.weight, prepared.bias, prepared.stats, prepared.total,
         positions, space, groups, depth, sn, sc, sp, units, w[0].numel(),
         CENTERED=centered, BIAS=bias is not None, BP=bp, BC=bc, **_row(w),
     )  # fmt: skip
-    return prepared, (mean, square)
+    return mean, square
 
 
 def _empty_unit(
@@ -176,36 +204,43 @@ def _empty_unit(
 def finish(
     product: Tensor,
     input: Tensor,
-    fields: tuple[Tensor, Tensor],
+    fields: Fields,
     weight: Weight,
     geometry: Geometry,
     scale: Tensor | None,
     gain: float,
     centered: bool,
     relu: bool,
+    keep: bool,
 ) -> Kept:
     """One launch over the product, which becomes the output where dtypes are equal."""
     z, (sn, sc, sp) = _flat(product)
     groups = geometry.groups
     space, width = z[0, 0].numel(), z.shape[1] // groups
     y = z if z.dtype == input.dtype else torch.empty_like(z, dtype=input.dtype)
-    keep = keeps_cosine(scale, relu)
     cosine = torch.empty_like(y) if keep else y.new_empty(0)
     maps = (z.shape[0], groups, *z.shape[2:])
     rnorm = z.new_empty(maps, dtype=torch.float32)
     mean = z.new_empty(maps if centered else (0,), dtype=torch.float32)
     mean_map, square_map = fields
-    bp, bc = _tile("finish", space, width, sc)
+    name = _pass("finish", z.numel())
+    bp, bc = _tile(name, space, width, sc)
     positions = z.shape[0] * space
     inner = dict(zip(("ID", "IH", "IW"), _three(input.shape[2:], 1), strict=True))
     outer = dict(zip(("OH", "OW"), _three(z.shape[2:], 1)[1:], strict=True))
+    places = {**inner, **outer, **_shape(weight.weight, geometry), "TAPS": _taps(weight.weight)}
+    flags = {"CENTERED": centered, "BIAS": weight.bias is not None}
+    ready = name != "small"
+    if ready:
+        fused.windows[(triton.cdiv(rnorm.numel(), _WINDOWS),)](
+            mean_map, square_map, rnorm, mean, rnorm.numel(), space, groups,
+            input.shape[1] // groups, **places, **flags, BP=_WINDOWS, num_warps=4,
+        )  # fmt: skip
     fused.finish[(triton.cdiv(positions, bp) * groups,)](
         z, y, cosine, mean_map, square_map, rnorm, mean, weight.total, scale,
         gain, positions, space, groups, input.shape[1] // groups, width, sn, sc, sp,
-        **inner, **outer, **_shape(weight.weight, geometry),
-        CENTERED=centered, BIAS=weight.bias is not None, RELU=relu, KEEP=keep,
-        SCALE=_scale_kind(scale), TAPS=_taps(weight.weight), BP=bp, BC=bc,
-        num_warps=_TILES["finish"][1],
+        **places, **flags, RELU=relu, KEEP=keep, SCALE=_scale_kind(scale), READY=ready,
+        BP=bp, BC=bc, num_warps=_TILES[name][1],
     )  # fmt: skip
     return Kept(y, cosine, rnorm, mean, weight.stats)
 
@@ -236,12 +271,13 @@ def start_grad(
     field = torch.empty_like(kept.rnorm)
     prepared = _empty_unit(weight, bias, centered, dtype, kept.weight_stats)
     w = _dense_rows(weight)
-    bp, bc = _tile("start_grad", space, width, sc)
+    name = _pass("start_grad", y.numel())
+    bp, bc = _tile(name, space, width, sc)
     positions = y.shape[0] * space
     blocks = triton.cdiv(positions, bp)
     partial = y.new_empty((blocks, units) if need_scale else (0,), dtype=torch.float32)
     _launch(
-        fused.start_grad, "start_grad", blocks * groups, units, y.numel(),
+        fused.start_grad, name, blocks * groups, units,
         dy, y, kept.rnorm, scale, g, field, partial,
         w, bias, prepared.weight, prepared.bias, prepared.stats, prepared.total,
         gain, positions, space, groups, width, sn, sc, sp, gn, gc, gp, units, w[0].numel(),
@@ -278,13 +314,14 @@ def end_grad(
     dv = w if dw is None else _like(dw, w)
     new_w = w if dw is None else torch.empty_like(w)
     new_b = None if bias is None or dw is None else torch.empty_like(bias)
-    bp, bc = _tile("end_grad", space, depth, gc)
+    name = _pass("end_grad", x.numel())
+    bp, bc = _tile(name, space, depth, gc)
     positions = 0 if dx is None else x.shape[0] * space
     fields = _three(step.field.shape[2:], 1)
     inner = dict(zip(("IH", "IW"), _three(x.shape[2:], 1)[1:], strict=True))
     outer = dict(zip(("OD", "OH", "OW"), fields, strict=True))
     _launch(
-        fused.end_grad, "end_grad", triton.cdiv(positions, bp) * groups, units, x.numel(),
+        fused.end_grad, name, triton.cdiv(positions, bp) * groups, units,
         dx0, x, out, step.field, kept.mean,
         dv, db, w, bias, new_w, new_b, prepared.stats,
         positions, space, groups, depth, sn, sc, sp, gn, gc, gp, units, w[0].numel(),

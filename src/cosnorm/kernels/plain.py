@@ -35,6 +35,14 @@ def unfold(map: Tensor, dim: int, size: int, stride: int, dilation: int) -> Tens
     return map.unfold(dim, dilation * (size - 1) + 1, stride)[..., ::dilation]
 
 
+def fields(
+    input: Tensor, weight: Weight, geometry: Geometry, centered: bool
+) -> tuple[Tensor, Tensor]:
+    """1/|x| and μx of the fields alone, for weights that are units already."""
+    bias, size = weight.bias is not None, weight.weight.shape[2:]
+    return reference.field_stats(input, size, *geometry, centered, bias, unfold)
+
+
 def finish(
     product: Tensor,
     input: Tensor,
@@ -45,9 +53,10 @@ def finish(
     gain: float,
     centered: bool,
     relu: bool,
+    keep: bool,
 ) -> Kept:
-    """Everything after the product, which is overwritten."""
-    output, cosine = epilogue(product, *fields, weight, scale, gain, relu, input.dtype)
+    """Everything after the product, which is overwritten; c is kept if asked for."""
+    output, cosine = epilogue(product, *fields, weight, scale, gain, relu, keep, input.dtype)
     return Kept(output, cosine, *fields, weight.stats)
 
 
@@ -165,6 +174,7 @@ def epilogue(
     scale: Tensor | None,
     gain: float,
     relu: bool,
+    keep: bool,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """(y, c) from the product, which is overwritten: y = act(gain · scale · r_x · (z - μx Σw))."""
@@ -178,7 +188,7 @@ def epilogue(
     if weight.rnorm is not None:
         z.mul_(_per_channel(weight.rnorm, z))
     kept = z.new_empty(0, dtype=dtype)
-    if reference.keeps_cosine(scale, relu):
+    if keep:
         z.clamp_(-1, 1)
         kept = z.to(dtype, copy=True)
     if scale is None and gain == 1:

@@ -1,0 +1,80 @@
+"""A training step of the paper's convolutional network, method against method, in one run.
+
+python -m benchmarks.network --device cuda
+"""
+
+import argparse
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from cosnorm.benchmarks.layers import DTYPES
+from cosnorm.benchmarks.timing import graphed, interleaved, provenance, write
+from cosnorm.benchmarks.verify import verify
+from cosnorm.models import Recipe, initialise, vgg
+
+METHODS = ("none", "batch", "weight", "layer", "cosine", "pearson")
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("benchmarks.network", description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--batch", type=int, help="128 on cuda, 8 on cpu")
+    parser.add_argument("--channels", type=int, help="512 on cuda, 64 on cpu")
+    parser.add_argument("--dtype", choices=DTYPES, help="autocast: bfloat16 on cuda, none on cpu")
+    parser.add_argument("--compile", action="store_true", help="compiled beside eager")
+    parser.add_argument("--launches", action="store_true", help="count launches: no CUDA graph")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--out", help="write JSON here")
+    return parser.parse_args(argv)
+
+
+def step(method: str, options: Any, compiled: bool) -> Any:
+    """Forward, loss, backward and the plain SGD update on one batch of random images."""
+    device = torch.device(options.device)
+    torch.manual_seed(0)
+    network = vgg((3, 24, 24), 10, Recipe(method=method), channels=options.channels)
+    initialise(network, 0.1, torch.Generator().manual_seed(0))
+    network = network.to(device).to(memory_format=torch.channels_last)  # pyright: ignore
+    x = torch.randn(options.batch, 3, 24, 24, device=device)
+    x = x.contiguous(memory_format=torch.channels_last)
+    y = torch.randint(10, (options.batch,), device=device)
+    parameters = list(network.parameters())
+    forward = torch.compile(network) if compiled else network
+
+    def run() -> None:
+        dtype = DTYPES[options.dtype] if options.dtype else torch.bfloat16
+        with torch.autocast(device.type, dtype, enabled=options.dtype is not None):
+            logits = forward(x)
+        grads = torch.autograd.grad(F.cross_entropy(logits.float(), y), parameters)
+        with torch.no_grad():
+            torch._foreach_add_(parameters, grads, alpha=-1e-6)
+
+    return run
+
+
+def main(argv: list[str]) -> int:
+    options = parse(argv)
+    cuda = options.device == "cuda"
+    options.batch = options.batch or (128 if cuda else 8)
+    options.channels = options.channels or (512 if cuda else 64)
+    options.dtype = options.dtype or ("bfloat16" if cuda else None)
+    device = torch.device(options.device)
+    checked = (torch.float32, DTYPES[options.dtype]) if options.dtype else (torch.float32,)
+    print(f"checked: {verify(device, checked)} cases against float64")
+    works = {}
+    for method in options.methods.split(","):
+        for compiled in (False, True) if options.compile else (False,):
+            name = f"{method}, compiled" if compiled else method
+            work = step(method, options, compiled)
+            works[name] = graphed(work) if cuda and not options.launches else work
+    table = interleaved(works, rounds=options.rounds, baseline="none", cuda=cuda, slice_ms=30)
+    print(f"\na training step, batch {options.batch}, {options.dtype or 'float32'}")
+    for name, row in table.items():
+        spread = f"{row['ratio_q20']:.3f}–{row['ratio_q80']:.3f}"
+        print(f"  {name:22}{row['ratio']:8.3f}{spread:>16}{row['microseconds'] / 1e3:10.3f} ms")
+    report = {"benchmark": "network", "arguments": argv, "provenance": provenance(device)}
+    write(options.out, {**report, "graph": cuda and not options.launches, "results": table})
+    return 0
