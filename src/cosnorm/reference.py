@@ -73,6 +73,19 @@ def inverse_norm(norm2: Tensor, square: Tensor | None = None) -> Tensor:
     return torch.where(alive, torch.where(alive, norm2, 1.0).sqrt().reciprocal(), 0.0)
 
 
+def moments(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """(μ, Σ(x-μ)²) along `dim`, which goes.
+
+    What rounding leaves in a long sum is taken off again: without that, some constant vectors of
+    a few thousand entries would pass for a signal.
+    """
+    mean = x.mean(dim, keepdim=True)
+    deviation = x - mean
+    drift = deviation.detach().mean(dim)
+    m2 = deviation.square().sum(dim) - x.shape[dim] * drift.square()
+    return mean.squeeze(dim) + drift, m2
+
+
 def with_one(count: int, mean: Tensor, m2: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and Σ(x-μ)² of `count` entries after one more entry, 1, has joined them."""
     delta = 1 - mean
@@ -94,8 +107,8 @@ def unit_weight(weight: Tensor, bias: Tensor | None, centered: bool, dtype: torc
         rows = torch.cat([rows, bias.to(rows.dtype).unsqueeze(1)], 1)
     square = rows.square().sum(1, keepdim=True)
     if centered:
-        rows = rows - rows.mean(1, keepdim=True)
-        rows = rows * inverse_norm(rows.square().sum(1, keepdim=True), square)
+        mean, m2 = moments(rows, 1)
+        rows = (rows - mean.unsqueeze(1)) * inverse_norm(m2.unsqueeze(1), square)
     else:
         rows = rows * inverse_norm(square)
     rows = rows.to(dtype)
@@ -113,8 +126,7 @@ def weight_stats(weight: Tensor, bias: Tensor | None, centered: bool) -> Tensor:
     square = rows.square().sum(1)
     if not centered:
         return torch.stack([inverse_norm(square), torch.zeros_like(square)])
-    mean = rows.mean(1)
-    m2 = (rows - mean.unsqueeze(1)).square().sum(1)
+    mean, m2 = moments(rows, 1)
     return torch.stack([inverse_norm(m2, square), mean])
 
 
@@ -123,8 +135,7 @@ def row_stats(input: Tensor, centered: bool, bias: bool) -> tuple[Tensor, Tensor
     x = input.to(stats_dtype(input.dtype))
     if not centered:
         return inverse_norm(x.square().sum(-1, keepdim=True) + float(bias)), x.new_empty(0)
-    mean = x.mean(-1, keepdim=True)
-    m2 = (x - mean).square().sum(-1, keepdim=True)
+    mean, m2 = (t.unsqueeze(-1) for t in moments(x, -1))
     return centred_norm(x.shape[-1], mean, m2, bias)
 
 
@@ -169,13 +180,9 @@ def field_stats(
             square = windows(square, axis).sum(-1)
         return inverse_norm(square + float(bias)), x.new_empty(0)
     count = x.shape[2]
-    mean = x.mean(2)
-    m2 = F.pad((x - mean.unsqueeze(2)).square().sum(2), pad)
-    mean = F.pad(mean, pad)
+    mean, m2 = (F.pad(t, pad) for t in moments(x, 2))
     for axis, size in enumerate(kernel_size):
-        means = windows(mean, axis)
-        mean = means.mean(-1)
-        spread = (means - mean.unsqueeze(-1)).square().sum(-1)
+        mean, spread = moments(windows(mean, axis), -1)
         m2 = windows(m2, axis).sum(-1) + count * spread
         count *= size
     return centred_norm(count, mean, m2, bias)

@@ -20,6 +20,7 @@ from cosnorm.reference import (
     full_precision,
     inverse_norm,
     keeps_cosine,
+    moments,
     stats_dtype,
 )
 
@@ -135,8 +136,7 @@ def _reached_stats(
     if not centered:
         square = reached(x.square().sum(2)).sum(2)
         return inverse_norm(square + float(bias)), x.new_empty(0)
-    m = x.mean(2)
-    m2 = (x - m.unsqueeze(2)).square().sum(2)
+    m, m2 = moments(x, 2)
     one = x.new_ones(()) if bias else None
     count, mean, m2 = _merge(x.shape[2], reached(m), reached(m2), reach, one)
     return inverse_norm(m2, m2 + count * mean.square()), mean
@@ -151,8 +151,7 @@ def _tap_stats(
         square = (w.square().sum(2).unsqueeze(-1) * reach).sum(2)
         square = square if extra is None else square + extra.square()
         return inverse_norm(square), w.new_empty(0)
-    m = w.mean(2)
-    m2 = (w - m.unsqueeze(2)).square().sum(2)
+    m, m2 = moments(w, 2)
     count, mean, m2 = _merge(w.shape[2], m.unsqueeze(-1), m2.unsqueeze(-1), reach, extra)
     return inverse_norm(m2, m2 + count * (mean + shift.unsqueeze(-1)).square()), mean
 

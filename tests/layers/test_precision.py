@@ -116,6 +116,8 @@ def test_parallel_vectors_stay_within_the_bound(n, centered, dtype):
     x = torch.cat([w, -w, 3 * w, w / 16]).to(dtype)
     for y in (
         F.cosine_linear(x, w, centered=centered),
+        F.cosine_linear(x, w, centered=centered, scale=torch.ones(1)),
+        F.cosine_linear(x, w, centered=centered, scale=-2) / -2,
         F.cosine_conv1d(x[:, :, None], w[:, :, None], centered=centered)[..., 0],
         F.cosine_conv_transpose1d(x[:, :, None], w.t()[..., None], centered=centered)[..., 0],
     ):

@@ -7,7 +7,7 @@ from torch import Tensor
 import cosnorm.functional as F
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
-LENGTHS = [1, 2, 3, 5, 16, 63, 64, 100, 257, 1000, 1023, 4096, 6007]
+LENGTHS = [1, 2, 3, 5, 16, 63, 64, 100, 257, 1000, 1023, 4096, 6007, 8191]
 CONSTANTS = [0.1, 1.0, 1e4, 3.3e-3, -7.7, 1e-4, 0.3333333333]
 CONVS = {1: F.cosine_conv1d, 2: F.cosine_conv2d, 3: F.cosine_conv3d}
 
