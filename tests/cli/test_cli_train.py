@@ -131,10 +131,13 @@ def test_killed_twice_the_result_is_the_same(data, tmp_path):
 def test_killed_twenty_times_at_random_moments(tmp_path):
     import random
 
-    arguments = ("train", "--dataset", "digits", "--method", "pearson", "--epochs", 80, "--out")
+    arguments = (
+        *("train", "--dataset", "digits", "--method", "pearson", "--epochs", 60),
+        *("--checkpoint-seconds", 0.1, "--out"),
+    )
     assert cosnorm(*arguments, tmp_path / "whole").returncode == 0
     random.seed(time.time_ns())
-    moments = [random.uniform(0, 0.8) for _ in range(20)]
+    moments = [random.uniform(0, 0.6) for _ in range(20)]
     print("moments", moments)
     killed_until_done((*arguments, tmp_path / "run"), tmp_path / "run", moments)
     assert_same_result(tmp_path / "whole", tmp_path / "run")
@@ -161,14 +164,14 @@ def test_a_full_disk(data, tmp_path):
         stopped = cosnorm(*arguments, "--max-minutes", 0)
         assert stopped.returncode == 75
         filler = place / "filler"
-        filler.write_bytes(bytes(1_400_000))
+        filler.write_bytes(bytes(shutil.disk_usage(place).free - 60_000))
         before = {p.name: p.read_bytes() for p in out.rglob("*.safetensors")}
         ended = cosnorm(*arguments)
         assert ended.returncode == 1
         assert is_one_readable_line(ended.stderr)
         assert "No space left on device" in ended.stderr
         after = {p.name: p.read_bytes() for p in out.rglob("*.safetensors")}
-        assert before.items() <= after.items() or len(after) == 2
+        assert after == before
         filler.unlink()
         assert cosnorm(*arguments).returncode == 0
         whole = command(data, tmp_path / "whole", "--width", 150, epochs=40)

@@ -77,6 +77,20 @@ def test_a_pickle_is_never_loaded(image_run, tmp_path):
         list(predict_file(image_run, path))
 
 
+def test_integers_are_pixels_for_images_and_numbers_for_the_rest(image_run, vector_run, tmp_path):
+    rows = image_data().test.x.numpy()
+    np.save(tmp_path / "wide.npy", rows.astype(np.int64))
+    expected = load_run(image_run).predict(rows)
+    assert [row[1] for row in predict_file(image_run, tmp_path / "wide.npy")] == expected
+    np.save(tmp_path / "over.npy", rows.astype(np.int64) + 200)
+    with pytest.raises(DataError, match=r"over\.npy: pixels must be 0 to 255; got 200 to"):
+        list(predict_file(image_run, tmp_path / "over.npy"))
+    numbers = np.full((2, 6), 300)
+    np.save(tmp_path / "numbers.npy", numbers)
+    expected = load_run(vector_run).predict(numbers.astype(np.float32))
+    assert [row[1] for row in predict_file(vector_run, tmp_path / "numbers.npy")] == expected
+
+
 def test_arrays_without_rows(image_run, vector_run, tmp_path):
     np.savez(tmp_path / "two.npz", a=np.zeros(3), b=np.zeros(3))
     with pytest.raises(DataError, match="no array x or x_test; it has a, b"):

@@ -263,12 +263,15 @@ def _print_table(files: "ReportFiles") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("data", "method", "test error", "seeds", "diverged", "paper")
-    for row in _rows(files):
+    rows = _rows(files)
+    has_paper = any(row["published"] is not None for row in rows)
+    table = Table("data", "method", "test error", "seeds", "diverged", *["paper"] * has_paper)
+    for row in rows:
         error = "–" if row["test_error_mean"] is None else percent(row["test_error_mean"])
         if row["test_error_deviation"] is not None:
             error += f" ± {row['test_error_deviation']:.2f}"
         paper = "" if row["published"] is None else percent(row["published"])
         name = Path(row["dataset"]).name
-        table.add_row(name, row["method"], error, str(row["seeds"]), str(row["diverged"]), paper)
+        counts = str(row["seeds"]), str(row["diverged"])
+        table.add_row(name, row["method"], error, *counts, *[paper] * has_paper)
     Console().print(table)

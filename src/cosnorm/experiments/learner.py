@@ -169,6 +169,7 @@ def captured(learner: Learner) -> Callable[[], None]:
             learner.batches.place.zero_()
             learner.step()
     torch.cuda.current_stream().wait_stream(side)
+    learner.update.clear()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         learner.step()

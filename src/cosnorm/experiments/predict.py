@@ -26,7 +26,7 @@ def predict_file(
     if path.is_dir() or path.suffix.lower() in _IMAGES:
         parts = _images(loaded, path)
     else:
-        parts = _arrays(path)
+        parts = _arrays(path, loaded.kind == "image")
     for names, rows in parts:
         best = loaded.probabilities(rows).max(1)
         numbers = zip(names, best.indices.tolist(), best.values.tolist(), strict=True)
@@ -60,7 +60,7 @@ def _image(path: Path, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.from_numpy(pixels.reshape(height, width, -1).transpose(2, 0, 1).copy())[None]
 
 
-def _arrays(path: Path) -> Iterator[tuple[list[str], torch.Tensor]]:
+def _arrays(path: Path, is_image: bool) -> Iterator[tuple[list[str], torch.Tensor]]:
     try:
         with open(path, "rb") as file:
             stored = np.load(file, allow_pickle=False)
@@ -75,7 +75,9 @@ def _arrays(path: Path) -> Iterator[tuple[list[str], torch.Tensor]]:
         ) from error
     if rows.ndim == 0 or rows.dtype.kind not in "uif":
         raise DataError(f"{path}: rows must be numbers; got {rows.dtype} of shape {rows.shape}")
-    wanted = np.uint8 if rows.dtype.kind in "ui" else np.float32
+    if is_image and rows.size and not 0 <= rows.min() <= rows.max() <= 255:
+        raise DataError(f"{path}: pixels must be 0 to 255; got {rows.min()} to {rows.max()}")
+    wanted = np.uint8 if is_image else np.float32
     for start in range(0, len(rows), 1000):
         part = torch.from_numpy(np.ascontiguousarray(rows[start : start + 1000], dtype=wanted))
         yield [str(start + i) for i in range(len(part))], part
