@@ -1,6 +1,10 @@
 """A run's network for programs that know nothing of cosnorm."""
 
 import json
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,16 +61,31 @@ def _onnx(run: LoadedRun) -> bytes:
     dtype = torch.uint8 if run.kind == "image" else torch.float32
     example = torch.zeros(2, *run.sample_shape, dtype=dtype)
     try:
-        program = torch.onnx.export(
-            _Classifier(run).eval(),
-            (example,),
-            input_names=["rows"],
-            output_names=["logits"],
-            dynamic_shapes={"rows": {0: torch.export.Dim("rows")}},
-            dynamo=True,
-            verbose=False,
-        )
+        with _quiet():
+            program = torch.onnx.export(
+                _Classifier(run).eval(),
+                (example,),
+                input_names=["rows"],
+                output_names=["logits"],
+                dynamic_shapes={"rows": {0: torch.export.Dim("rows")}},
+                dynamo=True,
+                verbose=False,
+            )
     except ImportError as error:
         raise RunError(f"{error}; install what ONNX needs: pip install 'cosnorm[onnx]'") from error
     assert program is not None
     return program.model_proto.SerializeToString()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporter says about packages of others and about itself."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)

@@ -123,7 +123,7 @@ class LocalStorage:
             self.root.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
-            raise StorageError(_told("write", path, error)) from error
+            raise StorageError(_told("write to", self.root, error)) from error
         try:
             _lock(descriptor, self.root)
             for leftover in self.root.rglob(f"{_ASIDE}*"):
@@ -166,6 +166,7 @@ _ADVICE = {
     errno.EACCES: "choose a folder that you may write to",
     errno.EPERM: "choose a folder that you may write to",
     errno.EROFS: "choose a folder that you may write to",
+    errno.ENOENT: "choose a folder that can be made",
     errno.ENOTDIR: "a part of the path is a file; choose another folder",
     errno.EEXIST: "a file of that name is in the way; choose another folder",
 }
