@@ -260,7 +260,7 @@ def _loop(op: Callable[..., Sequence[Tensor]], info, in_dims, *args):
 
     def call(pick: Callable[[Tensor, int], Tensor]) -> Sequence[Tensor]:
         pairs = zip(args, in_dims, strict=True)
-        return op(*(a if d is None else pick(a, d) for a, d in pairs))
+        return op(*(pick(a, d) if isinstance(d, int) else a for a, d in pairs))
 
     if info.batch_size:
         each = [call(lambda a, d, i=i: a.select(d, i)) for i in range(info.batch_size)]

@@ -119,6 +119,32 @@ def test_batched_cotangents(name, choice):
             torch.testing.assert_close(g[i], r)
 
 
+@pytest.mark.parametrize("size", [3, 0])
+@pytest.mark.parametrize("dims", [(0, None), (1, None), (None, 0), (0, 1)])
+def test_the_ops_themselves_have_a_rule(dims, size):
+    linear, conv = torch.ops.cosnorm.cosine_linear, torch.ops.cosnorm.cosine_conv1d
+    cases = [
+        (lambda x, w: linear(x, w, None, None, 1.0, True, False), (2, 5), (4, 5)),
+        (
+            lambda x, w: conv(x, w, None, None, [1], [0], [1], 1, 1.0, True, True),
+            (2, 5, 6),
+            (4, 5, 3),
+        ),
+    ]
+    for op, *shapes in cases:
+        many = [
+            torch.randn(shape if dim is None else (*shape[:dim], size, *shape[dim:]))
+            for shape, dim in zip(shapes, dims, strict=True)
+        ]
+        outputs = vmap(op, dims)(*many)
+        single = op(*[torch.randn(shape) for shape in shapes])
+        assert [t.shape for t in outputs] == [(size, *t.shape) for t in single]
+        for i in range(size):
+            one = op(*[t if d is None else t.select(d, i) for t, d in zip(many, dims, strict=True)])
+            for got, right in zip(outputs, one, strict=True):
+                torch.testing.assert_close(got[i], right)
+
+
 def test_vmap_over_batches_of_nothing():
     w = torch.randn(4, 5)
     assert vmap(lambda x: F.cosine_linear(x, w))(torch.randn(3, 0, 5)).shape == (3, 0, 4)
