@@ -203,16 +203,16 @@ def test_pearson_survives_a_large_offset(kind, offset):
 def test_rounded_weights_do_not_bring_the_offset_back(kind, way, dtype):
     """Rounded, the centred weights no longer add up to zero; times the mean of x, it would show."""
     function, written_out, shapes = {
-        "linear": (F.cosine_linear, oracle.linear, ((8, 300), (40, 300))),
-        "conv": (F.cosine_conv2d, oracle.conv, ((2, 30, 5, 5), (40, 30, 3, 3))),
+        "linear": (F.cosine_linear, oracle.linear, ((8, 30), (40, 30))),
+        "conv": (F.cosine_conv2d, oracle.conv, ((2, 4, 5, 5), (40, 4, 3, 3))),
     }[kind]
-    x, w = (torch.randn(shapes[0]) + 8).to(dtype), torch.randn(shapes[1]).to(dtype)
+    x, w = (torch.randn(shapes[0]) + 64).to(dtype), torch.randn(shapes[1]).to(dtype)
     if way == "op":
         y = function(x, w, centered=True)
     else:  # under torch.func it is the reference that computes
         y = torch.vmap(lambda x: function(x, w, centered=True))(x[None])[0]
     expected = written_out(x.double(), w.double(), centered=True)
-    assert y.dtype == dtype and worst(y, expected) <= TABLE[dtype] / 4
+    assert y.dtype == dtype and worst(y, expected) <= TABLE[dtype] / 2
 
 
 LAYERS = {
