@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cosnorm.reference import autocasting
+
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -84,8 +86,7 @@ def _check_dtypes(name: str, named: dict[str, Tensor | None]) -> None:
     """One dtype, as torch demands; under autocast the input may differ from the parameters."""
     input, weight = named["input"], named["weight"]
     assert input is not None and weight is not None
-    device = input.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    if autocasting(input.device.type):
         return
     for label, tensor in named.items():
         if tensor is not None and tensor.dtype != input.dtype:

@@ -109,9 +109,9 @@ def _apply(
 def _autocast(input: Tensor) -> Tensor:
     """Only the input is cast: the weights are normalised first, and rounded once after that."""
     device = input.device.type
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+    if not reference.autocasting(device) or input.dtype == torch.float64:
         return input
-    return input if input.dtype == torch.float64 else input.to(torch.get_autocast_dtype(device))
+    return input.to(torch.get_autocast_dtype(device))
 
 
 def _transforming() -> bool:

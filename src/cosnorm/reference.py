@@ -17,6 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# Asked once: not every torch can compile the question.
+AUTOCAST_DEVICES = frozenset(
+    kind for kind in ("cpu", "cuda", "xpu", "mps", "hpu") if torch.amp.is_autocast_available(kind)
+)
 CONVOLUTION = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
@@ -46,11 +50,14 @@ def compute_dtype(input: Tensor) -> torch.dtype:
     return torch.float32 if input.dtype == torch.float16 else input.dtype
 
 
+def autocasting(device: str) -> bool:
+    return device in AUTOCAST_DEVICES and torch.is_autocast_enabled(device)
+
+
 def full_precision(input: Tensor) -> AbstractContextManager:
     """Autocast off, on devices that have it."""
     device = input.device.type
-    available = torch.amp.is_autocast_available(device)
-    return torch.autocast(device, enabled=False) if available else nullcontext()
+    return torch.autocast(device, enabled=False) if device in AUTOCAST_DEVICES else nullcontext()
 
 
 def keeps_cosine(scale: Tensor | None, relu: bool) -> bool:

@@ -12,7 +12,14 @@ from typing import Any
 import torch
 
 from cosnorm.benchmarks.peers import CONVOLUTIONS, LINEARS, Factory, compiled
-from cosnorm.benchmarks.timing import graphed, held_bytes, interleaved, provenance, write
+from cosnorm.benchmarks.timing import (
+    graphed,
+    held_bytes,
+    interleaved,
+    leave_default_stream,
+    provenance,
+    write,
+)
 from cosnorm.benchmarks.verify import verify
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -129,6 +136,7 @@ def main(argv: list[str]) -> int:
     cuda = options.device == "cuda"
     options.dtype = options.dtype or ("bfloat16" if cuda else "float32")
     device = torch.device(options.device)
+    leave_default_stream(device)
     checked = tuple({DTYPES[options.dtype], torch.float32})
     print(f"checked: {verify(device, checked)} cases against float64")
     report = {"benchmark": "layers", "arguments": argv, "provenance": provenance(device)}

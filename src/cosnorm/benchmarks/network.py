@@ -10,7 +10,13 @@ import torch
 import torch.nn.functional as F
 
 from cosnorm.benchmarks.layers import DTYPES
-from cosnorm.benchmarks.timing import graphed, interleaved, provenance, write
+from cosnorm.benchmarks.timing import (
+    graphed,
+    interleaved,
+    leave_default_stream,
+    provenance,
+    write,
+)
 from cosnorm.benchmarks.verify import verify
 from cosnorm.models import Recipe, initialise, vgg
 
@@ -62,6 +68,7 @@ def main(argv: list[str]) -> int:
     options.channels = options.channels or (512 if cuda else 64)
     options.dtype = options.dtype or ("bfloat16" if cuda else None)
     device = torch.device(options.device)
+    leave_default_stream(device)
     checked = (torch.float32, DTYPES[options.dtype]) if options.dtype else (torch.float32,)
     print(f"checked: {verify(device, checked)} cases against float64")
     works = {}

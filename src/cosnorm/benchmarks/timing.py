@@ -19,18 +19,26 @@ def quantile(values: list[float], q: float) -> float:
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
 
+def leave_default_stream(device: torch.device) -> None:
+    """Work on a stream of our own: gradients remember the stream of their first use, and a graph
+    cannot be captured across the default one."""
+    if device.type == "cuda":
+        torch.cuda.set_stream(torch.cuda.Stream(device))
+
+
 def graphed(work: Callable[[], Any]) -> Callable[[], None]:
     """`work` captured in a CUDA graph: its kernels without the time it takes to launch them."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            work()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    for _ in range(3):
         work()
-    return graph.replay
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        work()
+
+    def replay(kept: Any = work) -> None:  # the graph reads what `work` holds
+        graph.replay()
+
+    return replay
 
 
 def _once(work: Callable[[], Any], repeats: int, cuda: bool) -> float:

@@ -193,9 +193,8 @@ def _by_kernels(input: Tensor) -> bool:
 def _as_written(input: Tensor) -> AbstractContextManager[Any]:
     """No autocast below; nothing at all where there is none, so that exported graphs stay plain."""
     device = input.device.type
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
-        return nullcontext()
-    return torch.autocast(device, enabled=False)
+    on = reference.autocasting(device)
+    return torch.autocast(device, enabled=False) if on else nullcontext()
 
 
 def _total(weight: Tensor, bias: Tensor | None) -> Tensor:
