@@ -20,7 +20,17 @@ _HOMES = {
     "fold": "cosnorm.conversion",
     "load_run": "cosnorm.experiments.run",
 }
-_ROOMS = {"functional", "nn", "reference", "ops", "models", "data", "experiments", "report"}
+_ROOMS = {
+    "functional",
+    "nn",
+    "reference",
+    "ops",
+    "models",
+    "conversion",
+    "data",
+    "experiments",
+    "report",
+}
 
 
 def __getattr__(name: str) -> Any:

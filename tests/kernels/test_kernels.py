@@ -122,7 +122,7 @@ def test_linear(shape, centered, device):
 def test_rows_and_channels_longer_than_a_block(centered, device, monkeypatch):
     monkeypatch.setattr(launch, "_SPLIT", 1)  # and in two launches each
     monkeypatch.setattr(launch, "_MOST_ROW", 16)
-    monkeypatch.setattr(launch, "_TILES", {name: (32, 4) for name in launch._TILES})
+    monkeypatch.setattr(launch, "_TILES", dict.fromkeys(launch._TILES, (32, 4)))
     tensors = [torch.randn(2, 50, 4, 3), torch.randn(6, 50, 3, 3), torch.randn(6)]
     tensors = [t.to(device).contiguous() for t in tensors]
     arguments = ([1, 1], [1, 1], [1, 1], 1)
@@ -152,6 +152,16 @@ def test_vectors_without_direction_give_exact_zeros(value, centered, device):
     y = F.cosine_conv2d(x, flat, centered=centered)
     y.sum().backward()
     assert (y == 0).all() and (x.grad == 0).all() and (flat.grad == 0).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("size", [3, 1023, 4608, 8191, 20_000])
+@pytest.mark.parametrize("value", [0.1, 1e-4, 3.3e3])
+def test_constants_of_any_length_have_no_direction(value, size, device):
+    x = torch.randn(3, size, device=device)
+    flat = torch.full((2, size), value, device=device)
+    assert (F.cosine_linear(flat, x, centered=True) == 0).all()
+    assert (F.cosine_linear(x, flat, centered=True) == 0).all()
 
 
 @pytest.mark.parametrize("device", DEVICES)

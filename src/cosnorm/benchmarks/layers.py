@@ -35,7 +35,7 @@ MODES = ("forward", "backward", "both")
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("benchmarks.layers", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser("benchmarks.layers", description="Layers against their peers")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--dtype", choices=DTYPES, help="float32 on cpu, bfloat16 on cuda")
     parser.add_argument("--kinds", default="conv,linear")
@@ -51,6 +51,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--no-compile", action="store_true", help="leave compiled peers out")
     parser.add_argument("--out", help="write JSON here")
     return parser.parse_args(argv)
+
+
+def _size(text: str) -> tuple[int, int, int]:
+    batch, channels, side = map(int, text.split("x"))
+    return batch, channels, side
 
 
 def providers(kind: str, options: argparse.Namespace) -> dict[str, Factory]:
@@ -74,7 +79,7 @@ def work(factory: Factory, x: torch.Tensor, mode: str, options: Any, out: int) -
     dtype = DTYPES[options.dtype]
     module = factory(x.shape[1], out).to(x.device, torch.float32 if options.autocast else dtype)
     if x.dim() == 4:
-        module = module.to(memory_format=LAYOUTS[options.layout])
+        module = module.to(memory_format=LAYOUTS[options.layout])  # pyright: ignore
     leaves = [x, *(p for p in module.parameters() if p.requires_grad)]
 
     def forward() -> torch.Tensor:
@@ -145,7 +150,7 @@ def main(argv: list[str]) -> int:
     for kind in options.kinds.split(","):
         sizes = SIZES[options.device][kind]
         if options.sizes and kind == "conv":
-            sizes = [tuple(map(int, s.split("x"))) for s in options.sizes.split(",")]
+            sizes = [_size(text) for text in options.sizes.split(",")]
         for size in sizes:
             for layout in layouts.split(",") if kind == "conv" else ["contiguous"]:
                 for mode in options.modes.split(","):

@@ -24,7 +24,7 @@ METHODS = ("none", "batch", "weight", "layer", "cosine", "pearson")
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("benchmarks.network", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser("benchmarks.network", description="A training step, by method")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--batch", type=int, help="128 on cuda, 8 on cpu")
@@ -56,7 +56,7 @@ def step(method: str, options: Any, compiled: bool) -> Any:
             logits = forward(x)
         grads = torch.autograd.grad(F.cross_entropy(logits.float(), y), parameters)
         with torch.no_grad():
-            torch._foreach_add_(parameters, grads, alpha=-1e-6)
+            torch._foreach_add_(parameters, grads, alpha=-1e-6)  # pyright: ignore
 
     return run
 

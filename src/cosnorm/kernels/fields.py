@@ -15,9 +15,12 @@ import triton.language as tl
 @triton.jit
 def channels(
     pid, x_ptr, mean_ptr, square_ptr, positions, space, groups, depth, sn, sc, sp,
-    CENTERED: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+    CENTERED: tl.constexpr, EXACT: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """square: Σx², or M2 when centred; both maps are (batch, groups, space)."""
+    """square: Σx², or M2 when centred; both maps are (batch, groups, space).
+
+    EXACT: depth is a power of two, so that a constant is its own mean to the last digit.
+    """
     group = pid % groups
     pos = pid // groups * BP + tl.arange(0, BP)
     inside = pos < positions
@@ -36,6 +39,10 @@ def channels(
             m = tl.sum(x, 1) / count
             dev = tl.where(mask, x - m[:, None], 0.0)
             m2 = tl.sum(dev * dev, 1)
+            if not EXACT:  # what rounding has left in the mean would pass for a signal
+                drift = tl.sum(dev, 1) / count
+                m += drift
+                m2 -= drift * drift * count
             total = start + count
             delta = m - mean
             mean += delta * (count / total)

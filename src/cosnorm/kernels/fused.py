@@ -22,7 +22,8 @@ def prepare(
     x_ptr, mean_ptr, square_ptr, w_ptr, bias_ptr, v_ptr, vb_ptr, stats_ptr, total_ptr,
     positions, space, groups, depth, sn, sc, sp, units, size,
     CENTERED: tl.constexpr, BIAS: tl.constexpr, FIELDS: tl.constexpr, UNITS: tl.constexpr,
-    BP: tl.constexpr, BC: tl.constexpr, WHOLE: tl.constexpr, BW: tl.constexpr,
+    EXACT: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, WHOLE: tl.constexpr,
+    BW: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     if UNITS:
@@ -36,7 +37,7 @@ def prepare(
         if pid >= 0:
             channels(
                 pid, x_ptr, mean_ptr, square_ptr, positions, space, groups, depth, sn, sc, sp,
-                CENTERED, BP, BC,
+                CENTERED, EXACT, BP, BC,
             )  # fmt: skip
 
 

@@ -10,11 +10,12 @@ import torch
 import triton
 from torch import Tensor
 
-from cosnorm.kernels import fused
+from cosnorm.kernels import fused as _fused
 from cosnorm.kernels.plain import like_scale
 from cosnorm.kernels.steps import Geometry, Grad, Kept, Weight
 from cosnorm.reference import keeps_cosine
 
+fused: Any = _fused  # its functions take launch options that their signatures don't name
 Fields = tuple[Tensor, Tensor]  # mean (Pearson only) and Σx² or M2 over the channels
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -180,7 +181,8 @@ def _prepare(
         fused.prepare, name, triton.cdiv(positions, bp) * groups, units,
         x, mean, square, w, bias, prepared.weight, prepared.bias, prepared.stats, prepared.total,
         positions, space, groups, depth, sn, sc, sp, units, w[0].numel(),
-        CENTERED=centered, BIAS=bias is not None, BP=bp, BC=bc, **_row(w),
+        CENTERED=centered, BIAS=bias is not None, EXACT=depth & (depth - 1) == 0,
+        BP=bp, BC=bc, **_row(w),
     )  # fmt: skip
     return mean, square
 

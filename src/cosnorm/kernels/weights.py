@@ -28,10 +28,13 @@ def row_stats(
             count = tl.minimum(size - start, BLOCK).to(tl.float32)
             m = tl.sum(w) / count
             dev = tl.where(i < size, w - m, 0.0)
+            drift = tl.sum(dev) / count
+            m += drift  # what rounding has left in the mean would pass for a signal
             delta = m - mean
             total = start + count
             mean += delta * (count / total)
-            m2 += tl.sum(dev * dev) + delta * delta * (start * (count / total))
+            m2 += tl.sum(dev * dev) - drift * drift * count
+            m2 += delta * delta * (start * (count / total))
         else:
             m2 += tl.sum(w * w)
     return _with_bias(row, bias_ptr, size, mean, m2, CENTERED, BIAS)
@@ -77,7 +80,12 @@ def unit(
             if CENTERED:
                 mean = tl.sum(w) / size
             dev = tl.where(i < size, w - mean, 0.0)
-            rnorm, mean = _with_bias(row, bias_ptr, size, mean, tl.sum(dev * dev), CENTERED, BIAS)
+            m2 = tl.sum(dev * dev)
+            if CENTERED:
+                drift = tl.sum(dev) / size
+                mean += drift
+                m2 -= drift * drift * size
+            rnorm, mean = _with_bias(row, bias_ptr, size, mean, m2, CENTERED, BIAS)
         else:
             rnorm, mean = row_stats(row, w_ptr, bias_ptr, size, CENTERED, BIAS, BLOCK)
         tl.store(stats_ptr + row, rnorm)

@@ -88,27 +88,30 @@ def _row_statistics(x: Tensor, centered: bool) -> tuple[_Statistics, Tensor]:
 
 
 def _weight_statistics(weight: Tensor, centered: bool) -> _Statistics:
-    """Of each output's weights, in one pass over the memory.
+    """Of each output's weights, in one pass over the memory, or two.
 
-    Sums are taken about the mean of the first chunk: it is the mean of a part of the data, so the
-    subtraction at the end can lose no more than the ratio of the whole to that part.
+    The mean is subtracted after squaring where it is small, as it is in training; where it is not,
+    that would lose digits, and one more pass subtracts it before.
     """
-    chunks = weight.t().split(_CHUNK)
-    first = chunks[0].mean(0) if centered else None
-    sums = torch.zeros_like(chunks[0])
-    squares, total = torch.zeros_like(sums), torch.zeros_like(sums)
-    for chunk in chunks:
-        near = chunk if first is None else chunk - first
-        squares[: len(chunk)].addcmul_(near, near)
-        if first is not None:
-            sums[: len(chunk)] += near
-            total[: len(chunk)].addcmul_(chunk, chunk)
-    if first is None:
-        return _Statistics(_inverse(squares.sum(0), squares.sum(0)), None)
+    total = _sum_of_squares(weight, None)
+    if not centered:
+        return _Statistics(_inverse(total, total), None)
     inputs = weight.shape[1]
-    offset = sums.sum(0) / inputs
-    centred = squares.sum(0) - inputs * offset.square()
-    return _Statistics(_inverse(centred, total.sum(0)), first + offset)
+    mean = weight.mv(weight.new_ones(inputs)) / inputs
+    centred = total - inputs * mean.square()
+    if bool((centred < total / 4).any()):
+        centred = _sum_of_squares(weight, mean)
+    return _Statistics(_inverse(centred, total), mean)
+
+
+def _sum_of_squares(weight: Tensor, mean: Tensor | None) -> Tensor:
+    """Σ w², or Σ (w - mean)², for each output: many short sums, then one of those."""
+    chunks = weight.t().split(_CHUNK)
+    sums = torch.zeros_like(chunks[0])
+    for chunk in chunks:
+        near = chunk if mean is None else chunk - mean
+        sums[: len(chunk)].addcmul_(near, near)
+    return sums.sum(0)
 
 
 def _product(x: Tensor, table: Tensor) -> Tensor:

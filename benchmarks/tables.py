@@ -1,0 +1,122 @@
+"""Writes the tables of README.md and docs/speed.md from the files in results/.
+
+    python -m benchmarks.tables            rewrite what stands between the markers
+    python -m benchmarks.tables --check    exit 1 if that would change anything
+
+A marker is `<!-- table: NAME -->`, a line of its own, and `<!-- end -->` closes it.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ("README.md", "docs/speed.md")
+MARKER = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def _load(name: str) -> dict[str, Any]:
+    return json.loads((ROOT / "results" / name).read_text())
+
+
+def _where(report: dict[str, Any]) -> str:
+    facts = report["provenance"]
+    machine = facts.get("gpu") or f"{facts['processor']}, {facts['threads']} threads"
+    parts = [machine, f"torch {facts['torch']}", facts["date"]]
+    if facts.get("driver"):
+        parts.insert(1, f"driver {facts['driver']}")
+    return ", ".join(parts)
+
+
+def _title(result: dict[str, Any]) -> str:
+    n, c, side = result["size"]
+    if result["kind"] == "linear":
+        return f"linear {c}→{side}, {n} rows"
+    layout = "NHWC" if result["layout"] == "channels_last" else "NCHW"
+    return f"conv 3×3, N{n} {c}→{c} {side}² {layout}"
+
+
+def layers(file: str, names: tuple[str, ...] | None = None) -> str:
+    """Ratios to the plain layer with ReLU, forward and backward, and the memory held."""
+    report = _load(file)
+    results = report["results"]
+    chosen = names or tuple(dict.fromkeys(n for r in results for n in r["providers"]))
+    chosen = tuple(n for n in chosen if any(n in r["providers"] for r in results))
+    plain = {"conv+relu", "linear+relu"}
+    rows = [n for n in chosen if n not in plain]
+    head = "| forward + backward, ratio to the plain layer + ReLU | " + " | ".join(rows) + " |"
+    lines = [head, "|---" * (len(rows) + 1) + "|"]
+    for result in results:
+        cells = [_cell(result["providers"].get(name)) for name in rows]
+        lines.append(f"| {_title(result)} | " + " | ".join(cells) + " |")
+    lines += ["", f"20 % to 80 % quantiles in brackets. {_where(report)}."]
+    return "\n".join(lines)
+
+
+def _cell(row: dict[str, float] | None) -> str:
+    if row is None:
+        return ""
+    return f"{row['ratio']:.2f} ({row['ratio_q20']:.2f}–{row['ratio_q80']:.2f})"
+
+
+def memory(file: str) -> str:
+    report = _load(file)
+    names = [
+        n
+        for n in report["results"][0]["providers"]
+        if "held_ratio" in report["results"][0]["providers"][n] and "+relu" not in n
+    ]
+    lines = ["| bytes held for backward, ratio | " + " | ".join(names) + " |"]
+    lines.append("|---" * (len(names) + 1) + "|")
+    for result in report["results"]:
+        rows = result["providers"]
+        cells = [f"{rows[n]['held_ratio']:.2f}" if n in rows else "" for n in names]
+        lines.append(f"| {_title(result)} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", f"{_where(report)}."])
+
+
+def network(file: str) -> str:
+    report = _load(file)
+    lines = ["| method | ratio to no normalisation | ms a step |", "|---|---|---|"]
+    for name, row in report["results"].items():
+        lines.append(f"| {name} | {_cell(row)} | {row['microseconds'] / 1e3:.2f} |")
+    return "\n".join([*lines, "", f"{_where(report)}."])
+
+
+OURS = ("batch", "cosine", "pearson", "cosine, ones kernel", "pearson, ones kernel")
+TABLES: dict[str, Callable[[], str]] = {
+    "cpu-short": lambda: layers("cpu/layers.json", OURS),
+    "cpu-layers": lambda: layers("cpu/layers.json"),
+    "cpu-memory": lambda: memory("cpu/layers.json"),
+    "gpu-short": lambda: layers("h200/layers.json", ("batch", "layer", *OURS[1:])),
+    "gpu-layers": lambda: layers("h200/layers.json"),
+    "gpu-memory": lambda: memory("h200/layers.json"),
+    "gpu-autocast": lambda: layers("h200/autocast.json"),
+    "gpu-compiled": lambda: layers("h200/compiled.json"),
+    "gpu-network": lambda: network("h200/network.json"),
+    "gpu-network-compiled": lambda: network("h200/network_compiled.json"),
+}
+
+
+def fill(text: str) -> str:
+    return MARKER.sub(lambda m: f"{m[1]}{TABLES[m[2]]()}\n{m[3]}", text)
+
+
+def main(argv: list[str]) -> int:
+    stale = []
+    for page in PAGES:
+        path = ROOT / page
+        text = path.read_text()
+        if (filled := fill(text)) != text:
+            stale.append(page)
+            if "--check" not in argv:
+                path.write_text(filled)
+    print("rewritten:" if "--check" not in argv else "stale:", ", ".join(stale) or "none")
+    return 1 if stale and "--check" in argv else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

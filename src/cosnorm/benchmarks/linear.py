@@ -1,0 +1,7 @@
+"""The linear layers of `layers` alone."""
+
+from cosnorm.benchmarks import layers
+
+
+def main(argv: list[str]) -> int:
+    return layers.main(["--kinds", "linear", *argv])
