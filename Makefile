@@ -24,6 +24,7 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/basedpyright
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir $(VENV)/site
 
 test: check
 	$(BIN)/python -m pytest -n $(JOBS) -m "not slow and not gpu"
