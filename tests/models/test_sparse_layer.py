@@ -134,6 +134,16 @@ def test_bound():
     assert layer(csr(x)).abs().max() <= 1
 
 
+def test_a_constant_but_for_rounding_is_constant():
+    layer = SparseLinear("pearson", 500, 3)
+    with torch.no_grad():
+        layer.weight[1] = 0.1
+        layer.weight[2] = 1000.0
+    y = layer(csr(sparse_rows(4, 500)))
+    assert torch.equal(y[:, 1:], torch.zeros(4, 2))
+    assert y[:, 0].abs().min() > 0
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_step_of_plain_sgd_from_the_parts_of_the_gradient(method):
     usual, deferred = SparseLinear(method, 600, 7), SparseLinear(method, 600, 7)

@@ -21,8 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-# Rows of weights that fit the second-level cache together with their squares.
-_CHUNK = 256
+# Rows of weights that are read together: few enough to stay in a cache with the sums that they go
+# to, and enough to be worth the waking of threads.
+_CHUNK = 1024
 
 
 @dataclass(frozen=True)
@@ -93,24 +94,26 @@ def _weight_statistics(weight: Tensor, centered: bool) -> _Statistics:
     The mean is subtracted after squaring where it is small, as it is in training; where it is not,
     that would lose digits, and one more pass subtracts it before.
     """
-    total = _sum_of_squares(weight, None)
+    total = _sum_of_squares(weight)
     if not centered:
         return _Statistics(_inverse(total, total), None)
     inputs = weight.shape[1]
     mean = weight.mv(weight.new_ones(inputs)) / inputs
     centred = total - inputs * mean.square()
     if bool((centred < total / 4).any()):
-        centred = _sum_of_squares(weight, mean)
+        near = weight - mean[:, None]
+        offset = near.mean(1)
+        near -= offset[:, None]
+        return _Statistics(_inverse(_sum_of_squares(near), total), mean + offset)
     return _Statistics(_inverse(centred, total), mean)
 
 
-def _sum_of_squares(weight: Tensor, mean: Tensor | None) -> Tensor:
-    """Σ w², or Σ (w - mean)², for each output: many short sums, then one of those."""
+def _sum_of_squares(weight: Tensor) -> Tensor:
+    """Of each output's weights: many short sums, then one of those."""
     chunks = weight.t().split(_CHUNK)
     sums = torch.zeros_like(chunks[0])
     for chunk in chunks:
-        near = chunk if mean is None else chunk - mean
-        sums[: len(chunk)].addcmul_(near, near)
+        sums[: len(chunk)].addcmul_(chunk, chunk)
     return sums.sum(0)
 
 
