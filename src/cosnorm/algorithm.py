@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosnorm.kernels import plain
+from cosnorm.kernels import plain, rows
 from cosnorm.kernels.steps import Geometry, Kept, Weight, memory_format
-from cosnorm.reference import compute_dtype, keeps_cosine
+from cosnorm.reference import compute_dtype, full_precision, keeps_cosine
 
 aten = torch.ops.aten
 
@@ -67,7 +67,11 @@ def forward(
     """y = act(gain · scale · c) and what backward keeps; input: (N, C, …)."""
     dtype = compute_dtype(input)
     steps = _steps(input, weight)
-    with torch.autocast(input.device.type, enabled=False):
+    with full_precision(input):
+        if steps is plain and rows.serves(input, weight):
+            kept = rows.forward(input, weight, bias, scale, gain, centered, relu)
+            if kept is not None:
+                return kept
         prepared, fields = steps.prepare(input, weight, bias, geometry, centered, dtype)
         product = _product(input.to(dtype), prepared.weight, prepared.bias, geometry)
         return steps.finish(
@@ -86,7 +90,7 @@ def infer(
 ) -> Tensor:
     """y alone, of weights that are units already."""
     steps = _steps(input, weight.weight)
-    with torch.autocast(input.device.type, enabled=False):
+    with full_precision(input):
         fields = steps.fields(input, weight, geometry, centered)
         product = _product(input.to(weight.weight.dtype), weight.weight, weight.bias, geometry)
         kept = steps.finish(
@@ -114,7 +118,13 @@ def backward(
     need_input, need_weight, need_bias, need_scale = need
     need_weight = need_weight or need_bias
     wanted = (need_input, need_weight, bias is not None and need_weight)
-    with torch.autocast(input.device.type, enabled=False):
+    with full_precision(input):
+        if steps is plain and rows.serves(input, weight):
+            grads = rows.backward(
+                grad, input, weight, bias, scale, kept, gain, centered, relu, need
+            )
+            if grads is not None:
+                return grads
         prepared, step = steps.start_grad(
             grad, kept, weight, bias, scale, gain, centered, relu, dtype, need_scale
         )

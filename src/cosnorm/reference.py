@@ -55,9 +55,9 @@ def autocasting(device: str) -> bool:
 
 
 def full_precision(input: Tensor) -> AbstractContextManager:
-    """Autocast off, on devices that have it."""
+    """Autocast off, where it is on."""
     device = input.device.type
-    return torch.autocast(device, enabled=False) if device in AUTOCAST_DEVICES else nullcontext()
+    return torch.autocast(device, enabled=False) if autocasting(device) else nullcontext()
 
 
 def keeps_cosine(scale: Tensor | None, relu: bool) -> bool:

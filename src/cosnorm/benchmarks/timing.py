@@ -76,6 +76,7 @@ def interleaved(
     samples: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(rounds):
         for name, work in works.items():
+            work()  # or a sample would measure the caches that its neighbour left behind
             samples[name].append(_once(work, repeats[name], cuda))
     base = samples[baseline]
     return {name: _summary(times, base) for name, times in samples.items()}
