@@ -230,8 +230,11 @@ def grad_epilogue(
             dscale = unit * _reciprocal(scale.to(wide))
     field = dot.unflatten(1, (groups, -1)).sum(2).mul_(rnorm.square())
     g = grad.to(wide)
-    g = torch.ops.aten.threshold_backward(g, output.to(wide), 0) if relu else g
-    g = (g.unflatten(1, (groups, -1)) * rnorm.unsqueeze(2)).flatten(1, 2)
+    if relu:
+        g = torch.ops.aten.threshold_backward(g, output.to(wide), 0)
+        g.unflatten(1, (groups, -1)).mul_(rnorm.unsqueeze(2))
+    else:
+        g = (g.unflatten(1, (groups, -1)) * rnorm.unsqueeze(2)).flatten(1, 2)
     if scale is not None or gain != 1:
         g.mul_(factor)
     if weight.rnorm is not None:

@@ -120,15 +120,16 @@ def backward(
         return None
     rx, mx = kept.rnorm, kept.mean
     factor = None if scale is None else scale.to(x.dtype) * gain
+    need_scale = need[3] and scale is not None
     if keeps_cosine(scale, relu):
         dot = grad * kept.cosine
-        dscale = dot.sum(0).mul_(gain) if need[3] else None
+        dscale = dot.sum(0).mul_(gain) if need_scale else None
         dot.mul_(gain if factor is None else factor)
         g = grad * rx
     else:
         dot = grad * kept.output
         dscale = None
-        if need[3] and scale is not None:
+        if need_scale and scale is not None:
             wide = scale.to(x.dtype)
             dscale = (dot.sum(0) / wide).masked_fill_(wide == 0, 0)
         g = torch.ops.aten.threshold_backward(grad, kept.output, 0).mul_(rx)
