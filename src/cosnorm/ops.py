@@ -40,6 +40,8 @@ class Family:
 
 
 def _linear_forward(input, weight, bias, scale, gain, centered, relu) -> Kept:
+    if input.dim() == 2:
+        return algorithm.forward(input, weight, bias, scale, LINEAR, gain, centered, relu)
     rows = input.reshape(-1, input.shape[-1])
     kept = algorithm.forward(rows, weight, bias, scale, LINEAR, gain, centered, relu)
     lead = input.shape[:-1]

@@ -4,6 +4,7 @@ The same formulas as `plain`, whose many small steps would cost a layer of usual
 time. Weights are multiplied as they are, and the output is divided by their norm.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -26,29 +27,35 @@ def _inverse(norm: Tensor, floor: Tensor | float) -> Tensor:
 
 
 def _input_stats(x: Tensor, bias: bool, centered: bool) -> Stats:
-    norm = torch.linalg.vector_norm
+    length = torch.linalg.vector_norm(x, dim=1, keepdim=True)
     if not centered:
-        length = norm(x, dim=1, keepdim=True)
         return _inverse(length.square_().add_(1).sqrt_() if bias else length, 0.0), None
     count = x.shape[1]
-    mean = x.mean(1, keepdim=True)
-    dev = x - mean
-    drift = dev.mean(1, keepdim=True)  # what rounding has left in the mean
-    mean += drift
-    m2 = norm(dev, dim=1, keepdim=True).square_().addcmul_(drift, drift, value=-count)
+    mean, square = x.mean(1, keepdim=True), length.square_()
+    m2 = torch.addcmul(square, mean, mean, value=-count)
+    if _lost(m2, square):
+        dev = x - mean
+        drift = dev.mean(1, keepdim=True)  # what rounding has left in the mean
+        mean += drift
+        m2 = torch.linalg.vector_norm(dev, dim=1, keepdim=True).square_()
+        m2.addcmul_(drift, drift, value=-count)
     if bias:
         delta = 1 - mean
         mean.add_(delta, alpha=1 / (count + 1))
         m2.addcmul_(delta, delta, value=count / (count + 1))
-        count += 1
-    square = torch.addcmul(m2, mean, mean, value=count)
+        square = square + 1
     return _floored(m2, square), mean
+
+
+def _lost(m2: Tensor, square: Tensor) -> bool:
+    """Whether Σx² - nμ² has lost digits: the mean is more than half of some vector's square."""
+    return m2.numel() > 0 and (torch.add(square, m2, alpha=-2).max() > 0).item() is True
 
 
 def _floored(m2: Tensor, square: Tensor) -> Tensor:
     """1/√m2, and 0 where m2 is no more than rounding makes of a constant."""
-    dead = m2 <= square * (16 * torch.finfo(m2.dtype).eps ** 2)
-    return m2.sqrt().reciprocal_().masked_fill_(dead, 0)
+    floor = square * (16 * torch.finfo(m2.dtype).eps ** 2)
+    return m2.sqrt().reciprocal_().masked_fill_(m2 <= floor, 0)
 
 
 def _weight_stats(w: Tensor, b: Tensor | None, centered: bool) -> Stats | None:
@@ -59,11 +66,9 @@ def _weight_stats(w: Tensor, b: Tensor | None, centered: bool) -> Stats | None:
         return _inverse(length, 0.0), None
     count = w.shape[1] + (b is not None)
     square = length.square_() if b is None else length.square_().addcmul_(b, b)
-    mean = w.sum(1).div_(count) if b is None else w.sum(1).add_(b).div_(count)
+    mean = w.mean(1) if b is None else w.sum(1).add_(b).div_(count)
     m2 = torch.addcmul(square, mean, mean, value=-count)
-    if bool((m2 < square / 2).any()):
-        return None
-    return _floored(m2, square), mean
+    return None if _lost(m2, square) else (_floored(m2, square), mean)
 
 
 def forward(
@@ -116,7 +121,7 @@ def backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None] | None:
     rw, mw = kept.weight_stats.unbind()
     count = w.shape[1] + (b is not None)
-    if centered and bool((count * (mw * rw).square_() > 1).any()):
+    if centered and len(rw) and (mw * rw).abs_().max().item() * math.sqrt(count) > 1:
         return None
     rx, mx = kept.rnorm, kept.mean
     factor = None if scale is None else scale.to(x.dtype) * gain
@@ -163,8 +168,8 @@ def _weight_grad(
 ) -> tuple[Tensor, Tensor | None]:
     pull = dot.sum(0).mul_(rw).mul_(rw)
     db = None if b is None else g.sum(0).addcmul_(b, pull, value=-1)
+    dw = (g.t() @ x).addcmul_(w, pull.unsqueeze(1), value=-1)
     if not centered:
-        return (g.t() @ x).addcmul_(w, pull.unsqueeze(1), value=-1), db
+        return dw, db
     shift = (pull * mw).sub_(g.t() @ mx.squeeze(1))
-    dw = torch.addcmul(shift.unsqueeze(1), w, pull.unsqueeze(1), value=-1)
-    return dw.addmm_(g.t(), x), db if db is None else db.add_(shift)
+    return dw.add_(shift.unsqueeze(1)), db if db is None else db.add_(shift)
