@@ -1,3 +1,20 @@
-from cosnorm.cli import main
+"""`python -m cosnorm`, and the command `cosnorm`."""
 
-main()
+import sys
+
+
+def main() -> None:
+    try:
+        from cosnorm.cli import main as program
+    except ModuleNotFoundError as missing:
+        if (missing.name or "cosnorm").startswith("cosnorm"):
+            raise
+        sys.exit(
+            f"the commands need the package {missing.name!r}: "
+            'install them with pip install "cosnorm[all]"'
+        )
+    program()
+
+
+if __name__ == "__main__":
+    main()
