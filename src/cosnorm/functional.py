@@ -40,6 +40,9 @@ __all__ = [
 for _name in __all__:  # torch.fx traces a call of these, not the checks inside
     torch.fx.wrap(_name)
 
+# Before 2.13 the compiler knows no answer; transforms inside of a compiled region meet the ops then.
+_COMPILES_THE_QUESTION = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+
 Size = int | Sequence[int]
 Scale = float | Tensor | None
 
@@ -120,6 +123,8 @@ def _transforming() -> bool:
     Torch differentiates the reference by any of them, the ops by none: the autograd.Function that
     torch.library makes of an op refuses torch.func, and has no forward mode.
     """
+    if torch.compiler.is_compiling() and not _COMPILES_THE_QUESTION:
+        return False
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
