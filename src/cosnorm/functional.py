@@ -40,7 +40,7 @@ __all__ = [
 for _name in __all__:  # torch.fx traces a call of these, not the checks inside
     torch.fx.wrap(_name)
 
-# Before 2.13 the compiler knows no answer; transforms inside of a compiled region meet the ops then.
+# Before 2.13 the compiler knows no answer; transforms inside a compiled region meet the ops then.
 _COMPILES_THE_QUESTION = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 
 Size = int | Sequence[int]
