@@ -74,8 +74,8 @@ def providers(kind: str, options: argparse.Namespace) -> dict[str, Factory]:
     return chosen
 
 
-def work(factory: Factory, x: torch.Tensor, mode: str, options: Any, out: int) -> tuple[Any, Any]:
-    """(what is timed, the forward pass whose memory is counted)."""
+def work(factory: Factory, x: torch.Tensor, mode: str, options: Any, out: int) -> tuple[Any, int]:
+    """(what is timed, the bytes it holds for backward beside the parameters)."""
     dtype = DTYPES[options.dtype]
     module = factory(x.shape[1], out).to(x.device, torch.float32 if options.autocast else dtype)
     if x.dim() == 4:
@@ -87,17 +87,18 @@ def work(factory: Factory, x: torch.Tensor, mode: str, options: Any, out: int) -
             return module(x)
 
     seed = torch.randn_like(forward())
+    held = held_bytes(forward, leaves[1:])
     if mode == "forward":
 
         def run() -> None:
             with torch.no_grad():
                 forward()
 
-        return run, forward
+        return run, held
     if mode == "both":
-        return lambda: torch.autograd.grad(forward(), leaves, seed), forward
+        return lambda: torch.autograd.grad(forward(), leaves, seed), held
     output = forward()
-    return lambda: torch.autograd.grad(output, leaves, seed, retain_graph=True), forward
+    return lambda: torch.autograd.grad(output, leaves, seed, retain_graph=True), held
 
 
 def measure(kind: str, size: tuple[int, int, int], mode: str, options: Any) -> dict[str, Any]:
@@ -112,17 +113,17 @@ def measure(kind: str, size: tuple[int, int, int], mode: str, options: Any) -> d
     held: dict[str, int] = {}
     for name, factory in providers(kind, options).items():
         torch.manual_seed(0)
-        timed, forward = work(factory, x, mode, options, out)
+        timed, bytes_held = work(factory, x, mode, options, out)
         if "compiled" not in name:
-            held[name] = held_bytes(forward, [])
+            held[name] = bytes_held
         in_graph = options.device == "cuda" and not options.launches
         works[name] = graphed(timed) if in_graph and mode != "backward" else timed
     baseline = f"{kind}+relu"
     table = interleaved(
         works, rounds=options.rounds, baseline=baseline, cuda=options.device == "cuda"
     )
-    for name, bytes_ in held.items():
-        table[name]["held_ratio"] = round(bytes_ / held[baseline], 4)
+    for name, bytes_held in held.items():
+        table[name]["held_ratio"] = round(bytes_held / held[baseline], 4)
     return table
 
 
