@@ -11,6 +11,7 @@ from torch import Tensor
 from cosnorm.reference import autocasting
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_FLOATS = "floating point (float64, float32, bfloat16 or float16)"
 
 
 class ConvSizes(NamedTuple):
@@ -25,6 +26,32 @@ _WEIGHT_SHAPES = {
     (False, True): "(out, in / groups, *kernel size)",
     (True, True): "(in, out / groups, *kernel size)",
 }
+
+
+def check_kind(name: str, label: str, tensor: Any) -> None:
+    """A dense tensor of one of our dtypes."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(
+            f"{name}: {label} must be a tensor, got {type(tensor).__name__}; "
+            "make one with torch.tensor"
+        )
+    if tensor.layout != torch.strided:
+        raise TypeError(
+            f"{name}: {label} must be dense, got {tensor.layout}; call {label}.to_dense()"
+        )
+    if tensor.dtype not in _DTYPES:
+        raise TypeError(
+            f"{name}: {label} must be {_FLOATS}, got {tensor.dtype}; "
+            f"convert it, for example {label}.float()"
+        )
+
+
+def check_dtype(name: str, dtype: Any) -> None:
+    """The dtype that a layer's parameters are asked for in."""
+    if dtype is not None and dtype not in _DTYPES:
+        raise TypeError(
+            f"{name}: dtype must be {_FLOATS}, got {dtype}; leave it out, or pass one of these"
+        )
 
 
 def check_tensors(
@@ -42,20 +69,8 @@ def check_tensors(
     for label, tensor in named.items():
         if tensor is None and label == "bias":
             continue
-        if not isinstance(tensor, Tensor):
-            raise TypeError(
-                f"{name}: {label} must be a tensor, got {type(tensor).__name__}; "
-                "make one with torch.tensor"
-            )
-        if tensor.layout != torch.strided:
-            raise TypeError(
-                f"{name}: {label} must be dense, got {tensor.layout}; call {label}.to_dense()"
-            )
-        if tensor.dtype not in _DTYPES:
-            raise TypeError(
-                f"{name}: {label} must be floating point (float64, float32, bfloat16 or float16), "
-                f"got {tensor.dtype}; convert it, for example {label}.float()"
-            )
+        check_kind(name, label, tensor)
+        assert tensor is not None
         if tensor.device != input.device:
             raise ValueError(
                 f"{name}: {label} is on {tensor.device} and input on {input.device}; "
@@ -101,11 +116,7 @@ def check_scale(name: str, scale: Any, units: int, weight: Tensor) -> tuple[Tens
     if scale is None:
         return None, 1.0
     if isinstance(scale, Tensor):
-        if not scale.is_floating_point():
-            raise TypeError(
-                f"{name}: scale must be floating point, got {scale.dtype}; convert it, "
-                "for example scale.float()"
-            )
+        check_kind(name, "scale", scale)
         if tuple(scale.shape) not in ((), (1,), (units,)):
             raise ValueError(
                 f"{name}: scale must have shape (1,) or ({units},), one for each output, "

@@ -6,6 +6,7 @@ import io
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import cosnorm
 from cosnorm import reference
@@ -267,3 +268,21 @@ def test_wrong_use_is_refused_and_changes_nothing():
         model[0](torch.randn(2, 4))
     with pytest.raises(ValueError, match="channels"):
         model[1](torch.randn(2, 3, 6, 6))
+    with pytest.raises(TypeError, match=r"input must be floating point.*got torch\.int64"):
+        model[0](torch.ones(2, 5, dtype=torch.int64))
+    with pytest.raises(TypeError, match=r"input must be floating point.*got torch\.uint8"):
+        model[1](torch.ones(2, 4, 6, 6, dtype=torch.uint8))
+
+
+def test_layers_whose_weight_or_forward_is_not_their_own_stay():
+    pruned = prune.l1_unstructured(PearsonConv2d(4, 6, 3), "weight", 0.5).eval()
+    replaced = CosineLinear(5, 3).eval()
+    replaced.forward = lambda input: input
+    x = torch.randn(2, 4, 6, 6)
+    expected = pruned(x)
+    account = cosnorm.fold(nn.ModuleDict({"pruned": pruned, "replaced": replaced}).eval())
+    assert [entry.reason for entry in account.left] == [
+        "its weight is not a parameter: a hook or another layer computes it",
+        "its forward was replaced on the object",
+    ]
+    assert torch.equal(pruned(x), expected)

@@ -51,6 +51,12 @@ FUNCTIONS = {
     "scale on another device": (
         lambda: F.cosine_linear(r(2, 3), r(4, 3), scale=r(4, device="meta")),
         ValueError, "scale is on meta and weight on cpu", "meta", "move them to one device"),
+    "sparse scale": (
+        lambda: F.cosine_linear(r(2, 3), r(4, 3), scale=r(4).to_sparse()),
+        TypeError, "scale must be dense", "torch.sparse_coo", "scale.to_dense()"),
+    "float8 scale": (
+        lambda: F.cosine_linear(r(2, 3), r(4, 3), scale=r(4).to(torch.float8_e5m2)),
+        TypeError, "scale must be floating point (float64,", "float8_e5m2", "scale.float()"),
     "linear weight of three dimensions": (
         lambda: F.cosine_linear(r(2, 3), r(4, 3, 1)),
         ValueError, "weight must have 2 dimensions", "(4, 3, 1)", "reshape it to (out, in)"),
@@ -243,6 +249,15 @@ MODULES = {
     "kind of scale as a number": (
         lambda: nn.PearsonLinear(3, 4, learn_scale=10.0),
         ValueError, 'learn_scale must be False, True or "per_output"', "got 10.0", "as scale"),
+    "an integer layer": (
+        lambda: nn.CosineLinear(3, 4, dtype=torch.int64),
+        TypeError, "dtype must be floating point", "got torch.int64", "leave it out"),
+    "a complex convolution": (
+        lambda: nn.PearsonConv2d(3, 4, 1, dtype=torch.complex64),
+        TypeError, "dtype must be floating point", "got torch.complex64", "leave it out"),
+    "a float8 transposed convolution": (
+        lambda: nn.CosineConvTranspose1d(3, 4, 1, dtype=torch.float8_e4m3fn),
+        TypeError, "dtype must be floating point", "got torch.float8_e4m3fn", "leave it out"),
     "too much reflection": (
         lambda: nn.CosineConv2d(4, 4, 3, padding=(1, 8), padding_mode="reflect")(X),
         ValueError, "reflect padding of 8 needs a longer input", "(2, 4, 8, 8)", "at most 7"),

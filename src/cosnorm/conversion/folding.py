@@ -15,9 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cosnorm import algorithm, reference
-from cosnorm.checks import conv_sizes
+from cosnorm.checks import check_kind, conv_sizes
 from cosnorm.conversion.account import Account, Entry
-from cosnorm.conversion.layers import TransposedCosineLinear, TransposedPearsonLinear
+from cosnorm.conversion.layers import (
+    TransposedCosineLinear,
+    TransposedPearsonLinear,
+    computed,
+)
 from cosnorm.functional import _autocast, _transforming
 from cosnorm.kernels.steps import LINEAR, Geometry, Weight, memory_format
 from cosnorm.nn import (
@@ -122,6 +126,7 @@ class FoldedLinear(_Folded):
     out_features: int
 
     def forward(self, input: Tensor) -> Tensor:
+        check_kind("FoldedLinear", "input", input)
         if input.shape[-1:] != (self.in_features,):
             raise ValueError(
                 f"input must have {self.in_features} features, its last dimension; "
@@ -156,6 +161,7 @@ class FoldedConv(_Folded):
 
     def forward(self, input: Tensor) -> Tensor:
         padding, dims = self.padding, self.unit_weight.dim() - 2
+        check_kind(f"FoldedConv{dims}d", "input", input)
         if self.padding_mode != "zeros":
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = 0
@@ -237,22 +243,31 @@ def fold(model: nn.Module) -> Account:
     uses = Counter(id(p) for module in model.modules() for p in module._parameters.values())
     entries = [_entry(name, layer, uses) for name, layer in layers.items()]
     for layer in dict.fromkeys(layers.values()):
-        if type(layer) in (*_LINEARS, *_CONVS):
+        if _obstacle(layer) is None:
             _bake(layer)
     return Account(entries)
 
 
 def _entry(name: str, layer: nn.Module, uses: Mapping[int, int]) -> Entry:
     was = type(layer).__name__
-    if type(layer) in _TRANSPOSED_CONVS:
-        return Entry(name, was, None, "the norm of its weights changes from position to position")
-    if type(layer) not in (*_LINEARS, *_CONVS):
-        return Entry(name, was, None, "a subclass: what it computes is not known")
+    if reason := _obstacle(layer):
+        return Entry(name, was, None, reason)
     now = "FoldedLinear" if type(layer) in _LINEARS else "FoldedConv"
     tied = uses[id(layer.weight)] > 1
     return Entry(
         name, was, now, "its weight was shared; the unit weight is its own" if tied else ""
     )
+
+
+def _obstacle(layer: nn.Module) -> str | None:
+    """Why a cosine layer can't be folded; None where it can."""
+    if type(layer) in _TRANSPOSED_CONVS:
+        return "the norm of its weights changes from position to position"
+    if type(layer) not in (*_LINEARS, *_CONVS):
+        return "a subclass: what it computes is not known"
+    if "forward" in vars(layer):
+        return "its forward was replaced on the object"
+    return computed(layer)
 
 
 @torch.no_grad()

@@ -105,15 +105,26 @@ def _computes_otherwise(module: nn.Module, kind: type[nn.Module] | None) -> str 
     return None
 
 
+def computed(module: nn.Module) -> str | None:
+    """Why a layer's weight or bias, made anew in each pass, can't be taken for good."""
+    for name in ("weight", "bias"):
+        if module._parameters.get(name) is None and (
+            getattr(module, name, None) is not None or name == "weight"
+        ):
+            return f"its {name} is not a parameter: a hook or another layer computes it"
+    return None
+
+
 def _odd_weight(module: nn.Module) -> str | None:
+    if reason := computed(module):
+        return reason
     for name in ("weight", "bias"):
         tensor = module._parameters.get(name)
         if tensor is None:
-            if getattr(module, name, None) is not None or name == "weight":
-                return f"its {name} is not a parameter: a hook or another layer computes it"
-        elif type(tensor) is not nn.Parameter:
+            continue
+        if type(tensor) is not nn.Parameter:
             return f"its {name} is a {type(tensor).__name__}, not a plain parameter"
-        elif tensor.dtype not in DTYPES:
+        if tensor.dtype not in DTYPES:
             return f"its {name} is {tensor.dtype}: quantised or complex layers stay"
     return None
 

@@ -50,7 +50,7 @@ def convert(
         >>> [entry.now for entry in convert(model)]
         ['PearsonLinear', 'PearsonLinear']
     """
-    model = _checked(model, similarity)
+    model = _checked(model, similarity, drop_norms)
     plan = make_plan(model, similarity, skip, head, drop_norms)
     account = Account(plan.entries(), plan.notes())
     for module, pattern in plan.patterns.items():
@@ -62,10 +62,12 @@ def convert(
     return account
 
 
-def _checked(model: nn.Module, similarity: str) -> nn.Module:
+def _checked(model: nn.Module, similarity: str, drop_norms: bool) -> nn.Module:
     """The model, out of a torch.compile wrapper; raises for what can't be converted."""
     if similarity not in ("pearson", "cosine"):
         raise ValueError(f"similarity must be 'pearson' or 'cosine'; got {similarity!r}")
+    if not isinstance(drop_norms, bool):
+        raise TypeError(f"drop_norms must be True or False; got {drop_norms!r}")
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module; got {type(model).__name__}")
     for module in model.modules():

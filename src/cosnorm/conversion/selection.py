@@ -38,9 +38,10 @@ def skipped(names: Mapping[str, nn.Module], skip: Skip | Iterable[Skip]) -> dict
 
     Raises ValueError for a name or pattern that matches nothing.
     """
-    items = [skip] if isinstance(skip, str) or callable(skip) else list(skip)
+    if isinstance(skip, str) or callable(skip) or not isinstance(skip, Iterable):
+        skip = [skip]
     reasons: dict[str, str] = {}
-    for item in items:
+    for item in skip:
         said = f"skipped by {item!r}" if isinstance(item, str) else f"skipped by {_called(item)}"
         for container in _matches(names, item):
             for name in names:

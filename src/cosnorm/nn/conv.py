@@ -10,6 +10,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from cosnorm import functional as F
 from cosnorm.checks import (
     check_counts,
+    check_dtype,
     check_groups,
     check_margins,
     check_tensors,
@@ -31,9 +32,10 @@ class _Similarity:
         name = type(self).__name__
         return tuple(tuple(sizes(name, k, v, self.dims, least)) for k, v in named.items())
 
-    def _check_channels(self, in_channels: Any, out_channels: Any, groups: Any) -> None:
+    def _check(self, in_channels: Any, out_channels: Any, groups: Any, dtype: Any) -> None:
         name = type(self).__name__
         check_counts(name, in_channels=in_channels, out_channels=out_channels)
+        check_dtype(name, dtype)
         check_groups(name, groups, "in_channels", in_channels)
         check_groups(name, groups, "out_channels", out_channels)
 
@@ -87,7 +89,7 @@ class _CosineConv(_Similarity, _ConvNd):
         learn_scale: LearnScale = False,
         activation: str | None = None,
     ) -> None:
-        self._check_channels(in_channels, out_channels, groups)
+        self._check(in_channels, out_channels, groups, dtype)
         kernel, step, spread = self._sizes(
             1, kernel_size=kernel_size, stride=stride, dilation=dilation
         )
@@ -178,7 +180,7 @@ class _CosineConvTranspose(_Similarity, _ConvTransposeNd):
         learn_scale: LearnScale = False,
         activation: str | None = None,
     ) -> None:
-        self._check_channels(in_channels, out_channels, groups)
+        self._check(in_channels, out_channels, groups, dtype)
         kernel, step, spread = self._sizes(
             1, kernel_size=kernel_size, stride=stride, dilation=dilation
         )

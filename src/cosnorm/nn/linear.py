@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from cosnorm import functional as F
-from cosnorm.checks import check_counts
+from cosnorm.checks import check_counts, check_dtype
 from cosnorm.nn.scale import LearnScale, add_scale, describe, reset_scale, set_choices
 
 
@@ -50,6 +50,7 @@ class CosineLinear(nn.Module):
         super().__init__()
         name = type(self).__name__
         check_counts(name, in_features=in_features, out_features=out_features)
+        check_dtype(name, dtype)
         set_choices(self, centered, activation)
         factory = {"device": device, "dtype": dtype}
         self.in_features, self.out_features = in_features, out_features
