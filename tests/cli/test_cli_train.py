@@ -179,3 +179,17 @@ def test_a_full_disk(data, tmp_path):
         assert_same_result(tmp_path / "whole", out)
     finally:
         subprocess.run(["umount", place], check=True)
+
+
+def test_a_reader_that_goes_away_leaves_a_run_to_go_on_with(data, tmp_path):
+    cosnorm(*command(data, tmp_path / "whole", epochs=40))
+    out = tmp_path / "cut"
+    process = started(*command(data, out, "--json", "--checkpoint-seconds", 0, epochs=40))
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(60) == 1
+    assert is_one_readable_line(process.stderr.read())
+    process.stderr.close()
+    assert not (out / "summary.json").exists()
+    assert cosnorm(*command(data, out, epochs=40)).returncode == 0
+    assert_same_result(tmp_path / "whole", out)

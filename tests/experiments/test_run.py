@@ -89,3 +89,25 @@ def test_a_run_that_goes_on_in_another_place_is_warned(tmp_path):
     assert run(config, tmp_path, dataset=data, watcher=notes).status == "done"
     assert len(notes.warnings) == 1
     assert "another place (threads 77, now" in notes.warnings[0]
+
+
+def test_settings_that_cannot_work_do_not_keep_the_folder(tmp_path):
+    with pytest.raises(ValueError, match="vgg with pool='valid' needs images of 22×22"):
+        run(config_for(network="vgg", pool="valid"), tmp_path, dataset=image_data())
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        run(config_for("batch", batch_size=1), tmp_path, dataset=vector_data())
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    assert run(config_for(), tmp_path, dataset=vector_data()).status == "done"
+
+
+def test_a_failure_after_the_first_result_keeps_the_folder(tmp_path):
+    class Failing(Notes):
+        def evaluation(self, evaluation):
+            raise OSError("no reader")
+
+    config = config_for()
+    with pytest.raises(OSError, match="no reader"):
+        run(config, tmp_path, dataset=vector_data(), watcher=Failing())
+    with pytest.raises(RunError, match="holds a run with other settings"):
+        run(config_for("batch"), tmp_path, dataset=vector_data())
+    assert run(config, tmp_path, dataset=vector_data()).status == "done"

@@ -12,7 +12,9 @@
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -37,7 +39,7 @@ def readable(command: Callable[..., Any]) -> Callable[..., Any]:
             raise fail(str(error), STOPPED[error.reason]) from None
         except BrokenPipeError:
             # The reader of our output has gone, as `head` does; there is nobody left to tell.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            _close_output()
             raise typer.Exit(FAILED) from None
         except Exception as error:
             if os.environ.get("COSNORM_TRACEBACK"):
@@ -45,6 +47,25 @@ def readable(command: Callable[..., Any]) -> Callable[..., Any]:
             raise fail(_told(error), _code(error)) from None
 
     return guarded
+
+
+@contextmanager
+def resumable(out: Path) -> Iterator[None]:
+    """Where the reader of the output goes while a run is under way, say what becomes of the run."""
+    try:
+        yield
+    except BrokenPipeError:
+        _close_output()
+        raise fail(
+            f"nobody reads the output any more, so the run stops; it is kept in {out}: "
+            "give the same command again to go on",
+            FAILED,
+        ) from None
+
+
+def _close_output() -> None:
+    """What is still to be written must not fail a second time when the program ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def fail(message: str, code: int) -> typer.Exit:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cosnorm.cli.display import closing, percent, watcher_for
-from cosnorm.cli.failures import DIVERGED, STOPPED, fail, readable
+from cosnorm.cli.failures import DIVERGED, STOPPED, fail, readable, resumable
 from cosnorm.cli.settings import choice, chosen_device, with_settings
 from cosnorm.experiments.config import METHODS, PAPER_METHODS, Config
 from cosnorm.experiments.errors import ConfigError
@@ -71,15 +71,16 @@ def train(
 
     watcher = watcher_for(json, config.name)
     try:
-        outcome = run(
-            config,
-            out,
-            data_dir=data_dir,
-            watcher=watcher,
-            stop=_stop(max_minutes),
-            checkpoint_seconds=checkpoint_seconds,
-            keep_checkpoints=keep_checkpoints,
-        )
+        with resumable(out):
+            outcome = run(
+                config,
+                out,
+                data_dir=data_dir,
+                watcher=watcher,
+                stop=_stop(max_minutes),
+                checkpoint_seconds=checkpoint_seconds,
+                keep_checkpoints=keep_checkpoints,
+            )
     finally:
         _let_go(watcher)
     watcher.end(outcome.status, outcome.summary)
@@ -195,10 +196,11 @@ def _compared(
     watchers = {config.name: watcher_for(as_json, config.name) for config in configs}
     launch = OneByOne(lambda job: watchers[job.config.name], stop, data_dir, **options)
     try:
-        for job, outcome in launch(jobs_of(configs, out)):
-            watchers[job.config.name].end(outcome.status, outcome.summary)
-            if outcome.status == "stopped":
-                _leave_unless_done([outcome], out)
+        with resumable(out):
+            for job, outcome in launch(jobs_of(configs, out)):
+                watchers[job.config.name].end(outcome.status, outcome.summary)
+                if outcome.status == "stopped":
+                    _leave_unless_done([outcome], out)
     finally:
         for watcher in watchers.values():
             _let_go(watcher)

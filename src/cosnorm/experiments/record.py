@@ -13,13 +13,14 @@
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cosnorm.experiments.config import Config
-from cosnorm.experiments.errors import RunError
+from cosnorm.experiments.errors import RunError, StorageError
 from cosnorm.experiments.storage import LocalStorage, Storage
 
 
@@ -103,6 +104,24 @@ class RunFolder:
         kept = [line + b"\n" for line in lines[:-1] if _step_of(line) <= step]
         if lines != [b""] and b"".join(kept) != b"\n".join(lines):
             self.storage.write("metrics.jsonl", b"".join(kept))
+
+    @contextmanager
+    def begun(self, config: Config, environment: Mapping[str, Any]) -> Iterator[None]:
+        """`begin`, taken back where a new run fails before it has anything to show.
+
+        Settings that do not work out (a network too large for its images) must not keep the folder
+        from the settings that do.
+        """
+        is_new = self.config() is None
+        self.begin(config, environment)
+        try:
+            yield
+        except Exception:
+            if is_new and not any(map(self.storage.names, ("checkpoints/", "metrics.jsonl"))):
+                with suppress(StorageError):
+                    self.storage.delete("config.json")
+                    self.storage.delete("environment.json")
+            raise
 
     def begin(self, config: Config, environment: Mapping[str, Any]) -> None:
         """Make the folder that of `config`, or find that it is."""

@@ -56,16 +56,16 @@ def run(
     with storage.claim():
         here = environment(config.device)
         _warn_of_other_place(folder.read("environment.json") or here, here, watcher)
-        folder.begin(config, here)
-        return train(
-            config,
-            dataset,
-            folder,
-            watcher=watcher,
-            stop=stop,
-            checkpoint_seconds=checkpoint_seconds,
-            keep_checkpoints=keep_checkpoints,
-        )
+        with folder.begun(config, here):
+            return train(
+                config,
+                dataset,
+                folder,
+                watcher=watcher,
+                stop=stop,
+                checkpoint_seconds=checkpoint_seconds,
+                keep_checkpoints=keep_checkpoints,
+            )
 
 
 def _warn_of_other_place(
