@@ -109,6 +109,11 @@ class Learner:
             self.average.update()
         self.loss += loss.detach()
 
+    def wait(self) -> None:
+        """Return when the steps begun so far are done: on CUDA the host runs ahead of them."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
     def _laid_out(self, x: Tensor) -> Tensor:
         return x.to(memory_format=torch.channels_last) if self._images_on_cuda else x
 

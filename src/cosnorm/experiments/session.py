@@ -114,6 +114,7 @@ class Session:
 
     def save(self) -> None:
         """A checkpoint of this step."""
+        self.learner.wait()  # for training, which is not what saving costs
         with self.clock.saving():
             state = {"format": 1, "seconds": self.clock.seconds(), "data": self.data}
             save_checkpoint(self.folder.storage, self.step, self.learner.state(), state)

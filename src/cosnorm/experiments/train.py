@@ -49,6 +49,7 @@ def train(
         watcher.begin(config, run.step, run.total, learner.batches.size)
         learner.batches.begin(run.step)
         advance = captured(learner) if learner.capturable else learner.step
+        run.clock.restart(run.step)
 
         while run.step < run.total:
             if stop.reason:
