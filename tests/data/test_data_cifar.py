@@ -1,5 +1,6 @@
 """The CIFAR readers: binary, pickled by Python 2 or 3, damaged, and malicious."""
 
+import codecs
 import pickle
 import time
 
@@ -41,7 +42,19 @@ def test_binary_cifar100(tmp_path, which, classes):
     assert data.classes[3] == f"{which}3" and len(data.classes) == classes
 
 
-@pytest.mark.parametrize("dump", [python2_pickle, python3_pickle])
+def python3_for_2(value):
+    """Bytes become a call of `_codecs.encode`, and that is how they have to be read."""
+    return pickle.dumps(value, protocol=2)
+
+
+def test_only_bytes_are_encoded(tmp_path):
+    path = tmp_path / "batch"
+    path.write_bytes(python3_for_2(_Calls(codecs.encode, "x", "rot13")))
+    with pytest.raises(DataError, match="the pickle calls"):
+        read_pickle(path)
+
+
+@pytest.mark.parametrize("dump", [python2_pickle, python3_pickle, python3_for_2])
 def test_pickled_cifar10_equals_the_binary(tmp_path, dump):
     binary = write_cifar10(tmp_path / "a")
     cifar10_pickles(binary.glob("*.bin"), tmp_path / "b", dump)

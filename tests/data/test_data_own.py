@@ -229,7 +229,9 @@ def test_grey_pictures_have_one_channel_and_stray_files_are_passed_over(tmp_path
 
 def test_pictures_of_several_sizes_need_the_option(tmp_path):
     _picture(_folders(tmp_path) / "train" / "dog" / "99.png", size=(9, 9))
-    with pytest.raises(DataError, match=r"99.png: 9 × 9 pixels, but 00.png has 6 × 8.*option size"):
+    with pytest.raises(
+        DataError, match=r"99.png: 9 × 9 pixels, but 00.png has 6 × 8.*--image-size"
+    ):
         load(tmp_path)
     assert load(tmp_path, size=5).sample_shape == (3, 5, 5)
 

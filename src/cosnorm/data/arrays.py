@@ -102,7 +102,7 @@ def _part(arrays: dict[str, np.ndarray], name: str, classes: tuple[str, ...], pa
     if wrong.any():
         raise _wrong(
             path,
-            f"y_{name} has the label {labels[wrong][0]!r}, out of range: training has "
+            f"y_{name} has the label {labels[wrong][0].item()!r}, out of range: training has "
             f"{len(classes)} classes, {_brief(np.array(classes))}",
         )
     return x, numbers

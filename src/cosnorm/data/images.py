@@ -122,7 +122,7 @@ class _Pictures:
                 path,
                 f"{size[0]} × {size[1]} pixels, but {self._first[0].name} has "
                 f"{self._first[1][0]} × {self._first[1][1]}",
-                "scale them alike, or give the option size",
+                "scale them alike, or give --image-size",
             )
 
 

@@ -3,8 +3,8 @@
 The CIFAR archives for Python hold pickles that a Python 2 wrote: dicts of byte strings, lists of
 integers, and numpy arrays, which a pickle rebuilds by calling numpy's functions. A pickle is a
 program for a small stack machine, and this is that machine with nothing in it but plain values:
-the three names of numpy that arrays need are taken as words, not looked up, and an array is made
-here from its bytes. Any other name, and any instruction that plain values do not need, is refused.
+the names that arrays and bytes need are taken as words, not looked up, and an array is made here
+from its bytes. Any other name, and any instruction that plain values do not need, is refused.
 """
 
 import pickletools
@@ -21,6 +21,7 @@ MOST_VALUES = 1_000_000  # a batch has some 150,000; shared references could unf
 
 RECONSTRUCT = ("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct")
 NDARRAY, DTYPE = "numpy ndarray", "numpy dtype"
+ENCODE = "_codecs encode"  # Python 3 writes bytes so for readers of Python 2: (text, "latin1")
 NUMBERS = ("u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "f8")
 
 
@@ -48,7 +49,7 @@ def read_pickle(path: Path) -> Any:
 
 
 class _Name(str):
-    """`module name` of one of numpy's three, as a word."""
+    """`module name` of one of the few that are known, as a word."""
 
 
 class _Dtype:
@@ -132,7 +133,7 @@ class _Machine:
         target.update(zip(map(_key, items[::2]), items[1::2], strict=True))
 
     def _name(self, name: str) -> None:
-        if name not in (*RECONSTRUCT, NDARRAY, DTYPE):
+        if name not in (*RECONSTRUCT, NDARRAY, DTYPE, ENCODE):
             called = name.replace(" ", ".")
             raise DataError(f"the pickle calls {called}; only arrays and plain values are read")
         self.stack.append(_Name(name))
@@ -147,6 +148,8 @@ class _Machine:
             self.stack.append(_Array())
         elif isinstance(name, _Name) and name == DTYPE:
             self.stack.append(_Dtype(*arguments))
+        elif isinstance(name, _Name) and name == ENCODE and arguments[1:] == ("latin1",):
+            self._bytes(arguments[0])
         else:
             raise DataError(f"the pickle calls {name!r}; only arrays and plain values are read")
 
