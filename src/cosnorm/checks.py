@@ -135,7 +135,7 @@ def check_number(name: str, scale: Any, rule: str) -> float:
     """A fixed scale."""
     if isinstance(scale, bool) or not isinstance(scale, int | float):
         raise TypeError(f"{name}: scale must be {rule}, got {scale!r}; pass a float such as 10.0")
-    if not math.isfinite(scale):
+    if not -math.inf < scale < math.inf:  # and not isfinite, which torch.compile can't trace
         raise ValueError(f"{name}: scale must be finite, got {scale}; pass a float such as 10.0")
     return float(scale)
 

@@ -163,3 +163,15 @@ def test_decomposed_the_export_knows_only_torchs_ops():
     program = torch.export.export(layer, (x,)).run_decompositions(table)
     assert not any("cosnorm" in str(node.target) for node in program.graph.nodes)
     torch.testing.assert_close(program.module()(x), layer(x))
+
+
+def test_a_fixed_scale_may_change_between_calls():
+    """The second value makes torch.compile treat the number as unknown."""
+
+    def call(x, w, scale):
+        return F.cosine_linear(x, w, centered=True, scale=scale, activation="relu")
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    x, w = torch.randn(4, 6), torch.randn(5, 6)
+    for scale in (1.0, 2.0, -3.5):
+        torch.testing.assert_close(compiled(x, w, scale), call(x, w, scale))
