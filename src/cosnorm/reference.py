@@ -151,10 +151,10 @@ def slices(map: Tensor, dim: int, size: int, stride: int, dilation: int) -> Tens
 
     As Tensor.unfold, whose backward torch cannot batch.
     """
-    last = (map.shape[dim] - dilation * (size - 1) - 1) // stride * stride
+    count = map.shape[dim] - dilation * (size - 1)  # of starts, before the stride thins them
     taps = [tap * dilation for tap in range(size)]
     return torch.stack(
-        [torch.ops.aten.slice(map, dim, tap, tap + last + 1, stride) for tap in taps], -1
+        [torch.ops.aten.slice(map, dim, tap, tap + count, stride) for tap in taps], -1
     )
 
 

@@ -175,3 +175,12 @@ def test_a_fixed_scale_may_change_between_calls():
     x, w = torch.randn(4, 6), torch.randn(5, 6)
     for scale in (1.0, 2.0, -3.5):
         torch.testing.assert_close(compiled(x, w, scale), call(x, w, scale))
+
+
+@pytest.mark.parametrize("layer", [nn.CosineConv2d, nn.PearsonConv2d])
+def test_export_leaves_the_size_of_images_open_behind_a_stride(layer):
+    model = layer(3, 4, 3, stride=2, padding=1).eval()
+    sizes = {2: torch.export.Dim("height", min=4), 3: torch.export.Dim("width", min=4)}
+    exported = torch.export.export(model, (torch.randn(2, 3, 9, 11),), dynamic_shapes=(sizes,))
+    x = torch.randn(2, 3, 16, 7)
+    torch.testing.assert_close(exported.module()(x), model(x))
