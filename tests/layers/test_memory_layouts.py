@@ -34,6 +34,15 @@ def test_channels_last_in_channels_last_out(kind, options, dtype):
         torch.testing.assert_close(grad, right, **tolerance)
 
 
+@pytest.mark.parametrize("size", [(2, 1, 6, 5), (1, 1, 6, 5), (3, 1, 3, 3)], ids=str)
+def test_one_channel_keeps_the_layout_that_was_meant(size):
+    ours, torchs = nn.PearsonConv2d(1, 6, 3), torch.nn.Conv2d(1, 6, 3)
+    for x in (torch.randn(size), torch.randn(size).to(memory_format=torch.channels_last)):
+        assert ours(x).stride() == torchs(x).stride()
+        compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+        assert compiled(x).stride() == torchs(x).stride()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_channels_last_weights_give_channels_last_as_torch_does(kind):
     dims = int(kind[-2])

@@ -51,6 +51,9 @@ def memory_format(*tensors: Tensor) -> torch.memory_format:
     known = {4: torch.channels_last, 5: torch.channels_last_3d}
     for x in tensors:
         last = known.get(x.dim())
-        if last and x.is_contiguous(memory_format=last) and not x.is_contiguous():
+        if last is None or not x.is_contiguous(memory_format=last):
+            continue
+        # One channel lies both ways at once; then its stride tells what was meant.
+        if not x.is_contiguous() or (x.shape[1] == 1 and x.stride(1) == 1 < x.stride(0)):
             return last
     return torch.contiguous_format
