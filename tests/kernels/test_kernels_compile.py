@@ -1,0 +1,57 @@
+"""The kernels go through Triton's real compiler, down to machine code, without a GPU."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = """
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from cosnorm.kernels import fused
+
+WIDE = {"mean_ptr", "square_ptr", "stats_ptr", "total_ptr", "rnorm_ptr", "field_ptr", "dscale_ptr",
+        "mean_map", "square_map"}
+
+def kind(name, constants):
+    if name in constants:
+        return "constexpr"
+    if name.endswith(("_ptr", "_map")):
+        return "*fp32" if name in WIDE else "*bf16"
+    return "fp32" if name == "gain" else "i32"
+
+def build(kernel, **constants):
+    names = kernel.arg_names
+    source = ASTSource(
+        kernel,
+        {name: kind(name, constants) for name in names},
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+    )
+    assert compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
+    print(kernel.__name__)
+
+for flag in (False, True):
+    both = {"CENTERED": flag, "BIAS": flag, "BP": 8, "BC": 512}
+    parts = {**both, "FIELDS": True, "UNITS": True, "WHOLE": flag, "BW": 1024}
+    build(fused.prepare, **parts, EXACT=not flag)
+    build(fused.start_grad, **parts, RELU=flag, COSINE=not flag, SCALE=1 + flag, DSCALE=True)
+    build(fused.end_grad, **parts, TAPS=16)
+    build(fused.finish, **both, RELU=flag, KEEP=not flag, SCALE=1 + flag, READY=flag, TAPS=16)
+    build(fused.windows, CENTERED=flag, BIAS=flag, TAPS=16, BP=64)
+"""
+
+
+def test_every_kernel_compiles_for_a_gpu():
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split()) == 10
