@@ -55,7 +55,7 @@ def autocasting(device: str) -> bool:
 
 
 def full_precision(input: Tensor) -> AbstractContextManager:
-    """Autocast off, where it is on."""
+    """Autocast off, where it is on; nothing else, so that exported graphs stay plain."""
     device = input.device.type
     return torch.autocast(device, enabled=False) if autocasting(device) else nullcontext()
 
@@ -78,6 +78,11 @@ def inverse_norm(norm2: Tensor, square: Tensor | None = None) -> Tensor:
     alive = norm2 > floor
     # Not rsqrt: its derivative, the third power, leaves the range of float32 for |x| below 1e-13.
     return torch.where(alive, torch.where(alive, norm2, 1.0).sqrt().reciprocal(), 0.0)
+
+
+def reciprocal(scale: Tensor) -> Tensor:
+    """1/scale, and 0 for 0: behind a scale of zero there was no output to learn from."""
+    return torch.where(scale == 0, 0.0, scale.reciprocal())
 
 
 def moments(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,7 @@ from cosnorm.reference import (
     inverse_norm,
     keeps_cosine,
     moments,
+    reciprocal,
     stats_dtype,
 )
 
@@ -224,14 +225,10 @@ def _into_cosine(
     dot = d * cosine if keeps_cosine(scale, relu) else wide * output
     if scale is None or factor is None:
         return d, dot, None
-    raw = wide * cosine * gain if keeps_cosine(scale, relu) else dot * _reciprocal(factor)
+    raw = wide * cosine * gain if keeps_cosine(scale, relu) else dot * reciprocal(factor)
     each = raw.sum([i for i in range(raw.dim()) if i != 1])
     total = each if scale.numel() == each.numel() else each.sum()
     return d, dot, total.reshape(scale.shape).to(scale.dtype)
-
-
-def _reciprocal(scale: Tensor) -> Tensor:
-    return torch.where(scale == 0, 0.0, scale.reciprocal())
 
 
 def _input_grad(

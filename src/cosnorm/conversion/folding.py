@@ -7,7 +7,6 @@ need no op of ours, and torch.compile fuses everything but the product.
 
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -135,7 +134,7 @@ class FoldedLinear(_Folded):
         input = _autocast(input)
         rows = input.reshape(-1, self.in_features)
         dtype = reference.compute_dtype(rows)
-        with _as_written(rows):
+        with reference.full_precision(rows):
             v, vb, total = self._unit(dtype)
             if _by_kernels(rows):
                 output = self._inferred(rows, v, vb, total, LINEAR)
@@ -171,7 +170,7 @@ class FoldedConv(_Folded):
         x = F.pad(x, sizes.extra) if sizes.extra else x
         geometry = (sizes.stride, sizes.padding, sizes.dilation, self.groups)
         dtype = reference.compute_dtype(x)
-        with _as_written(x):
+        with reference.full_precision(x):
             v, vb, total = self._unit(dtype)
             if _by_kernels(x):
                 output = self._inferred(x, v, vb, total, Geometry(*geometry))
@@ -194,13 +193,6 @@ def _by_kernels(input: Tensor) -> bool:
     """On a GPU, outside of any graph or transform, where nobody wants gradients."""
     graph = torch.compiler.is_compiling() or (torch.is_grad_enabled() and input.requires_grad)
     return input.is_cuda and not graph and not _transforming()
-
-
-def _as_written(input: Tensor) -> AbstractContextManager[Any]:
-    """No autocast below; nothing at all where there is none, so that exported graphs stay plain."""
-    device = input.device.type
-    on = reference.autocasting(device)
-    return torch.autocast(device, enabled=False) if on else nullcontext()
 
 
 def _total(weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -227,7 +227,7 @@ def grad_epilogue(
         dot = grad.to(wide) * output
         unit = dot.sum(others)
         if scale is not None:
-            dscale = unit * _reciprocal(scale.to(wide))
+            dscale = unit * reference.reciprocal(scale.to(wide))
     field = dot.unflatten(1, (groups, -1)).sum(2).mul_(rnorm.square())
     g = grad.to(wide)
     if relu:
@@ -241,10 +241,6 @@ def grad_epilogue(
         g.mul_(_per_channel(weight.rnorm, g))
     dscale = like_scale(dscale, scale) if dscale is not None and need_scale else None
     return Grad(g.to(dtype), field, unit, dscale)
-
-
-def _reciprocal(scale: Tensor) -> Tensor:
-    return torch.where(scale == 0, 0.0, scale.reciprocal())
 
 
 def like_scale(per_unit: Tensor, scale: Tensor | None) -> Tensor:
