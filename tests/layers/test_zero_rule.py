@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 import cosnorm.functional as F
+import cosnorm.nn
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 LENGTHS = [1, 2, 3, 5, 16, 63, 64, 100, 257, 1000, 1023, 4096, 6007, 8191]
@@ -159,3 +160,20 @@ def test_what_is_not_a_number_is_not_hidden(centered):
     x[2, 2] = float("inf")
     y = F.cosine_linear(x, torch.randn(4, 5), centered=centered)
     assert torch.isfinite(y[0]).all() and y[1:].isnan().all()
+
+
+@pytest.mark.parametrize("activation", [None, "relu"])
+@pytest.mark.parametrize("learn", [True, "per_output"])
+@pytest.mark.parametrize("kind", ["Linear", "Conv2d", "ConvTranspose2d"])
+def test_a_scale_of_zero_gives_zeros_and_finite_gradients(kind, learn, activation):
+    size, shape = ((4, 6), (5, 4)) if kind == "Linear" else ((4, 6, 3), (2, 4, 5, 5))
+    for face in ("Cosine", "Pearson"):
+        layer = getattr(cosnorm.nn, face + kind)(
+            *size, scale=0.0, learn_scale=learn, activation=activation
+        )
+        x = torch.randn(shape, requires_grad=True)
+        y = layer(x)
+        y.sum().backward()
+        assert (y == 0).all() and (x.grad == 0).all() and (layer.weight.grad == 0).all()
+        assert layer.scale.grad.isfinite().all()
+        assert (layer.scale.grad == 0).all() == (activation == "relu")
