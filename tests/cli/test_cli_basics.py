@@ -59,6 +59,18 @@ def test_help_loads_neither_torch_nor_numpy():
             ["train", "--dataset", "digits", "--method", "cosine", "--epochs", "1", "--lr", "nan"],
             "lr must be above 0",
         ),
+        (
+            [
+                *("train", "--dataset", "digits", "--method", "batch", "--steps", "2"),
+                *("--batch-size", "1"),
+            ],
+            "batch_size must be at least 2 for the method batch",
+        ),
+        (
+            ["train", "--dataset", "digits", "--method", "none", "--steps", "2", "--affine"],
+            "affine belongs to the methods batch, weight, layer; got method none",
+        ),
+        (["compare", "--dataset", "digits", "--methods", "none", "--affine"], "affine belongs to"),
         (["compare", "--dataset", "digits", "--methods", "cosine,foo"], "'cosine,foo'"),
         (["compare", "--dataset", "digits", "--seeds", "0"], "seeds"),
         (["reproduce", "imagenet"], "must be one of mnist, .* or all; got 'imagenet'"),

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from cli_cases import cosnorm, own_data
+from cli_cases import cosnorm, is_one_readable_line, own_data
 
 from cosnorm.experiments.config import PAPER_METHODS
 
@@ -100,3 +100,18 @@ def test_the_comparison_that_make_runs(tmp_path):
     for method in PAPER_METHODS:
         summary = json.loads((tmp_path / f"{method}-seed0" / "summary.json").read_text())
         assert summary["test_error_mean"] < 10
+
+
+def test_affine_goes_to_the_methods_that_have_it(tmp_path):
+    ended = cosnorm(
+        *("compare", "--dataset", own_data(tmp_path / "own.npz"), "--methods", "cosine,layer"),
+        *("--epochs", 1, "--width", 16, "--affine", "--out", tmp_path / "out"),
+    )
+    assert ended.returncode == 0
+    assert is_one_readable_line(ended.stderr)
+    assert "--affine is for layer; cosine has no affine" in ended.stderr
+    configs = {
+        method: json.loads((tmp_path / "out" / f"{method}-seed0" / "config.json").read_text())
+        for method in ("cosine", "layer")
+    }
+    assert (configs["cosine"]["affine"], configs["layer"]["affine"]) == (False, True)

@@ -57,6 +57,7 @@ def test_diverged_is_3(data, tmp_path):
     assert ended.returncode == 3
     assert is_one_readable_line(ended.stderr)
     assert "diverged at step 10" in ended.stderr
+    assert "diverged" not in ended.stdout
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["diverged"]
 
 
@@ -193,3 +194,32 @@ def test_a_reader_that_goes_away_leaves_a_run_to_go_on_with(data, tmp_path):
     assert not (out / "summary.json").exists()
     assert cosnorm(*command(data, out, epochs=40)).returncode == 0
     assert_same_result(tmp_path / "whole", out)
+
+
+def test_one_step_is_one_step(data, tmp_path):
+    ended = cosnorm(
+        *("train", "--dataset", data, "--method", "cosine", "--steps", 1, "--width", 8),
+        *("--out", tmp_path / "run"),
+    )
+    assert "begins, 1 step on" in ended.stdout
+    assert "over the last step (" in ended.stdout
+    assert ", 1 step in" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("summary.json", "{}", "summary.json is damaged (it has no diverged)"),
+        ("config.json", '{"colour": 1}', "unknown settings colour"),
+    ],
+)
+def test_a_damaged_record_is_1_and_named(data, tmp_path, name, content, told):
+    out = tmp_path / "run"
+    assert cosnorm(*command(data, out)).returncode == 0
+    (out / name).write_text(content)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    ended = cosnorm(*command(data, out))
+    assert ended.returncode == 1
+    assert is_one_readable_line(ended.stderr)
+    assert str(out / name) in ended.stderr and told in ended.stderr
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before

@@ -33,6 +33,9 @@ def test_settings_survive_json():
         ({"momentum": 1.0}, "momentum must be at least 0 and below 1; got 1.0"),
         ({"ema_decay": -0.1}, "ema_decay must be at least 0 and below 1; got -0.1"),
         ({"bn_momentum": 0.0}, "bn_momentum must be above 0 and at most 1; got 0.0"),
+        ({"affine": True}, "affine belongs to the methods batch, weight, layer; got method cosine"),
+        ({"method": "none", "affine": True}, "got method none, which has none: leave affine out"),
+        ({"method": "batch", "batch_size": 1}, "batch_size must be at least 2 for .* batch.*got 1"),
         ({"seed": -1}, "seed must be from 0 to 2\\^31 - 1; got -1"),
     ],
 )
@@ -42,11 +45,13 @@ def test_wrong_settings_are_refused(settings, message):
 
 
 def test_limits_that_are_allowed():
+    config(method="cosine", batch_size=1)
+    config(method="batch", batch_size=2, affine=True)
     config(momentum=0.0, weight_decay=0.0, ema_decay=0.0, bn_momentum=1.0, seed=2**31 - 1)
 
 
 def test_unknown_and_missing_settings_are_refused():
-    with pytest.raises(ConfigError, match=r"unknown settings colour; .* another version"):
+    with pytest.raises(ConfigError, match=r"unknown settings colour$"):
         Config.from_dict({**config().to_dict(), "colour": 1})
     with pytest.raises(ConfigError, match="lack lr, method"):
         Config.from_dict({"dataset": "digits"})
@@ -58,3 +63,22 @@ def test_override_leaves_what_is_none():
 
 def test_name():
     assert config(seed=3).name == "cosine-seed3"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"width": "16"}, "width must be int; got '16'"),
+        ({"epochs": 2.0}, "epochs must be int or null; got 2.0"),
+        ({"lr": None}, "lr must be float; got None"),
+        ({"bias": 1}, "bias must be bool; got 1"),
+        ({"seed": True}, "seed must be int; got True"),
+    ],
+)
+def test_wrong_types_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        Config.from_dict({**config().to_dict(), **settings})
+
+
+def test_whole_numbers_are_numbers():
+    assert Config.from_dict({**config().to_dict(), "lr": 3}).lr == 3

@@ -130,3 +130,50 @@ def test_reading_needs_no_torch():
 
     code = "import cosnorm.experiments.record, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_settings_that_are_damage_or_another_version_are_named(folder, tmp_path):
+    for change, told in (({"colour": 1}, "unknown settings colour"), ({"lr": "x"}, "lr must be")):
+        (tmp_path / "config.json").write_text(json.dumps({**config_for().to_dict(), **change}))
+        with pytest.raises(RunError, match=rf"config.json is damaged or of another .*{told}"):
+            folder.config()
+
+
+WHOLE = {
+    "diverged": False,
+    "steps": 24,
+    "seconds": 1,
+    "test_error_mean": 3.5,
+    "final_test_error": None,
+    "window": {"unit": "epoch", "count": 1},
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"diverged": "no"}, 'diverged is "no"'),
+        ({"steps": None}, "steps is null"),
+        ({"test_error_mean": [1]}, r"test_error_mean is \[1\]"),
+        ({"window": 3}, "window is 3"),
+        ({"window": {"unit": "epoch"}}, r"it has no window\.count"),
+    ],
+)
+def test_a_damaged_summary_is_named(folder, tmp_path, change, told):
+    (tmp_path / "summary.json").write_text(json.dumps(WHOLE))
+    assert folder.summary() == WHOLE
+    (tmp_path / "summary.json").write_text(json.dumps({**WHOLE, **change}))
+    with pytest.raises(RunError, match=rf"summary.json is damaged \({told}\): restore it, or del"):
+        folder.summary()
+    (tmp_path / "summary.json").write_text("{}")
+    with pytest.raises(RunError, match=r"summary.json is damaged \(it has no diverged\)"):
+        folder.summary()
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"step": null}', "3"])
+def test_a_damaged_evaluation_is_named(folder, tmp_path, line):
+    folder.append_metrics({"step": 5})
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(RunError, match=r"metrics.jsonl, line 2, is damaged: restore the file"):
+        folder.metrics()

@@ -2,11 +2,20 @@ import json
 
 import pytest
 import torch
-from experiment_cases import Notes, StopAfter, config_for, image_data, sparse_data, vector_data
+from experiment_cases import (
+    Notes,
+    StopAfter,
+    assert_same_result,
+    config_for,
+    image_data,
+    sparse_data,
+    vector_data,
+)
 
 import cosnorm
 from cosnorm.experiments.errors import RunError
 from cosnorm.experiments.run import load_run, run
+from cosnorm.experiments.stopping import Stop
 
 
 def test_three_lines_load_a_run(tmp_path):
@@ -94,8 +103,8 @@ def test_a_run_that_goes_on_in_another_place_is_warned(tmp_path):
 def test_settings_that_cannot_work_do_not_keep_the_folder(tmp_path):
     with pytest.raises(ValueError, match="vgg with pool='valid' needs images of 22×22"):
         run(config_for(network="vgg", pool="valid"), tmp_path, dataset=image_data())
-    with pytest.raises(ValueError, match="more than 1 value per channel"):
-        run(config_for("batch", batch_size=1), tmp_path, dataset=vector_data())
+    with pytest.raises(ValueError, match=r"the method batch needs at least 2 rows .* has 1"):
+        run(config_for("batch"), tmp_path, dataset=vector_data(rows=1))
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
     assert run(config_for(), tmp_path, dataset=vector_data()).status == "done"
 
@@ -111,3 +120,29 @@ def test_a_failure_after_the_first_result_keeps_the_folder(tmp_path):
     with pytest.raises(RunError, match="holds a run with other settings"):
         run(config_for("batch"), tmp_path, dataset=vector_data())
     assert run(config, tmp_path, dataset=vector_data()).status == "done"
+
+
+def test_a_damaged_summary_costs_nothing(tmp_path):
+    config, data = config_for(), vector_data()
+    run(config, tmp_path / "whole", dataset=data)
+    run(config, tmp_path / "damaged", dataset=data, checkpoint_seconds=0)
+    (tmp_path / "damaged" / "summary.json").write_text("{}")
+    with pytest.raises(RunError, match=r"summary.json is damaged"):
+        run(config, tmp_path / "damaged", dataset=data)
+    (tmp_path / "damaged" / "summary.json").unlink()
+    assert run(config, tmp_path / "damaged", dataset=data).status == "done"
+    assert_same_result(tmp_path / "whole", tmp_path / "damaged")
+
+
+def test_a_run_in_another_thread(tmp_path):
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as threads:
+        outcome = threads.submit(run, config_for(), tmp_path / "thread", dataset=vector_data())
+        assert outcome.result(60).status == "done"
+        stopped = threads.submit(
+            run, config_for(), tmp_path / "late", dataset=vector_data(), stop=Stop(0)
+        )
+        assert stopped.result(60).reason == "max_minutes"
+    run(config_for(), tmp_path / "main", dataset=vector_data())
+    assert_same_result(tmp_path / "main", tmp_path / "thread")

@@ -18,6 +18,10 @@ def watcher_for(as_json: bool, name: str) -> Watcher:
     return LiveLine(name) if sys.stdout.isatty() else PlainLines(name)
 
 
+def counted(number: int, unit: str) -> str:
+    return f"{number:,} {unit}" + ("" if number == 1 else "s")
+
+
 def percent(value: float | None) -> str:
     return "not a number" if value is None else f"{value:.2f}%"
 
@@ -59,7 +63,7 @@ class PlainLines:
     def begin(self, config: Config, step: int, total: int, batch_size: int) -> None:
         self.total = total
         verb = f"goes on at step {step:,}" if step else "begins"
-        print(f"{self.name}: {verb}, {total:,} steps on {config.device}", flush=True)
+        print(f"{self.name}: {verb}, {counted(total, 'step')} on {config.device}", flush=True)
 
     def step(self, step: int) -> None:
         pass
@@ -89,14 +93,14 @@ def closing(status: str, summary: Mapping[str, Any] | None) -> str:
     """How a run ended, in words."""
     if summary is None:
         return status
-    took = f"{summary['steps']:,} steps in {summary['seconds']:.1f} s"
+    took = f"{counted(summary['steps'], 'step')} in {summary['seconds']:.1f} s"
     if status == "diverged":
         return f"diverged at step {summary['steps']:,}: its loss is not a number any more"
     window, error = summary["window"], summary["test_error_mean"]
-    plural = "s" if window["count"] > 1 else ""
+    last = counted(window["count"], window["unit"]).removeprefix("1 ")
     return (
-        f"done, test error {percent(error)} over the last {window['count']:,} "
-        f"{window['unit']}{plural} (last {percent(summary['final_test_error'])}), {took}"
+        f"done, test error {percent(error)} over the last {last} "
+        f"(last {percent(summary['final_test_error'])}), {took}"
     )
 
 

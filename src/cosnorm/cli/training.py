@@ -1,22 +1,21 @@
 """`train`, `compare` and `reproduce`."""
 
-import json as json_format
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cosnorm.cli.display import closing, percent, watcher_for
+from cosnorm.cli.display import closing, watcher_for
 from cosnorm.cli.failures import DIVERGED, STOPPED, fail, readable, resumable
 from cosnorm.cli.settings import choice, chosen_device, with_settings
-from cosnorm.experiments.config import METHODS, PAPER_METHODS, Config
+from cosnorm.cli.tables import reported
+from cosnorm.experiments.config import METHODS, PAPER_METHODS, WITH_AFFINE, Config
 from cosnorm.experiments.errors import ConfigError
 
 if TYPE_CHECKING:
     from cosnorm.experiments.stopping import Stop
     from cosnorm.experiments.train import Outcome
-    from cosnorm.report import ReportFiles
 
 Dataset = Annotated[
     str,
@@ -83,7 +82,8 @@ def train(
             )
     finally:
         _let_go(watcher)
-    watcher.end(outcome.status, outcome.summary)
+    if json or outcome.status == "done":  # else the last line, on stderr, says it all
+        watcher.end(outcome.status, outcome.summary)
     _leave_unless_done([outcome], out)
 
 
@@ -104,14 +104,12 @@ def compare(
     **settings: Any,
 ) -> None:
     """Train every method with every seed; then one table, one picture, one page."""
-    configs = [
-        _configured(dataset, method, seed, epochs, steps, settings)
-        for method in _methods(methods)
-        for seed in range(seeds)
-    ]
+    chosen = _methods(methods)
+    configs = _all_configured(dataset, chosen, seeds, epochs, steps, settings)
+    _tell_of_affine(chosen, settings)
     options = {"checkpoint_seconds": checkpoint_seconds, "keep_checkpoints": keep_checkpoints}
     _compared(configs, out, json, data_dir, _stop(max_minutes), options)
-    _reported(out, json)
+    reported(out, json)
 
 
 @with_settings
@@ -137,16 +135,14 @@ def reproduce(
 
     if table not in (*PAPER, "all"):
         raise ConfigError(f"the table must be one of {', '.join(PAPER)} or all; got {table!r}")
-    stop = _stop(max_minutes)
+    stop, chosen = _stop(max_minutes), _methods(methods)
+    tables = PAPER if table == "all" else (table,)
+    configs = {t: _all_configured(t, chosen, seeds, epochs, steps, settings) for t in tables}
+    _tell_of_affine(chosen, settings)
     options = {"checkpoint_seconds": checkpoint_seconds, "keep_checkpoints": keep_checkpoints}
-    for dataset in PAPER if table == "all" else (table,):
-        configs = [
-            _configured(dataset, method, seed, epochs, steps, settings)
-            for method in _methods(methods)
-            for seed in range(seeds)
-        ]
-        _compared(configs, out / dataset, json, data_dir, stop, options)
-    _reported(out, json)
+    for dataset in tables:
+        _compared(configs[dataset], out / dataset, json, data_dir, stop, options)
+    reported(out, json)
 
 
 def _configured(
@@ -163,6 +159,36 @@ def _configured(
     place = dataset if dataset in NAMED else str(Path(dataset).expanduser().resolve())
     others = {key: value for key, value in settings.items() if key != "device"}
     return configure(place, method, seed, device=device, epochs=epochs, steps=steps, **others)
+
+
+def _all_configured(
+    dataset: str,
+    methods: Sequence[str],
+    seeds: int,
+    epochs: int | None,
+    steps: int | None,
+    settings: dict[str, Any],
+) -> list[Config]:
+    """Every method with every seed; affine goes to the methods that have it, if any has."""
+    some = any(method in WITH_AFFINE for method in methods)
+    skipping = {**settings, "affine": None}
+    return [
+        _configured(dataset, method, seed, epochs, steps, chosen)
+        for method in methods
+        for chosen in [skipping if some and method not in WITH_AFFINE else settings]
+        for seed in range(seeds)
+    ]
+
+
+def _tell_of_affine(methods: Sequence[str], settings: dict[str, Any]) -> None:
+    having = [method for method in methods if method in WITH_AFFINE]
+    others = [method for method in methods if method not in WITH_AFFINE]
+    if settings.get("affine") and others:
+        typer.echo(
+            f"cosnorm: --affine is for {', '.join(having)}; {', '.join(others)} "
+            f"{'has' if len(others) == 1 else 'have'} no affine, and none is recorded there",
+            err=True,
+        )
 
 
 def _methods(given: str | None) -> Sequence[str]:
@@ -226,54 +252,3 @@ def _leave_unless_done(outcomes: Sequence["Outcome"], out: Path) -> None:
                 f"{closing('diverged', outcome.summary)}; recorded in {out}: try a lower --lr",
                 DIVERGED,
             )
-
-
-def _reported(out: Path, as_json: bool) -> None:
-    from cosnorm.report import write_report
-
-    files = write_report(out, out / "report")
-    if as_json:
-        typer.echo(
-            json_format.dumps({"event": "report", "page": str(files.page), "rows": _rows(files)})
-        )
-        return
-    _print_table(files)
-    typer.echo(f"table: {files.markdown}\npicture and page: {files.page}")
-
-
-def _rows(files: "ReportFiles") -> list[dict[str, Any]]:
-    """One row a method: mean and deviation over seeds, beside what the paper says."""
-    rows = []
-    for section in files.sections:
-        for group in section.groups:
-            error, published = group.test_error, group.published
-            rows.append(
-                {
-                    "dataset": section.dataset,
-                    "method": group.label,
-                    "seeds": len(group.runs),
-                    "diverged": len(group.having("diverged")),
-                    "test_error_mean": error and error.mean,
-                    "test_error_deviation": error and error.deviation,
-                    "published": published and published.test_error,
-                }
-            )
-    return rows
-
-
-def _print_table(files: "ReportFiles") -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    rows = _rows(files)
-    has_paper = any(row["published"] is not None for row in rows)
-    table = Table("data", "method", "test error", "seeds", "diverged", *["paper"] * has_paper)
-    for row in rows:
-        error = "–" if row["test_error_mean"] is None else percent(row["test_error_mean"])
-        if row["test_error_deviation"] is not None:
-            error += f" ± {row['test_error_deviation']:.2f}"
-        paper = "" if row["published"] is None else percent(row["published"])
-        name = Path(row["dataset"]).name
-        counts = str(row["seeds"]), str(row["diverged"])
-        table.add_row(name, row["method"], error, *counts, *[paper] * has_paper)
-    Console().print(table)

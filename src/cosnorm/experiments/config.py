@@ -7,12 +7,13 @@ configuration gives the same result wherever it runs.
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from cosnorm.experiments.errors import ConfigError
 
 METHODS = ("pearson", "cosine", "batch", "weight", "layer", "none")
 PAPER_METHODS = METHODS[:5]
+WITH_AFFINE = ("batch", "weight", "layer")
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "method": METHODS,
@@ -48,7 +49,8 @@ class Config:
     init_std: deviation of the truncated normal initialisation (open: "0.1 variance").
     scale, scale_start: what multiplies the last layer's normalised values before softmax: one
         learned number, a fixed one, or one per class; and its (first) value (open).
-    bias, affine: a bias in every layer; re-scaling and re-shifting in hidden ones (paper: neither).
+    bias, affine: a bias in every layer; re-scaling and re-shifting in hidden ones, which batch,
+        weight and layer have (paper: neither).
     pool: same-padded convolutions with pools of stride 2, or valid ones with pools of stride 1
         (open).
     bn_momentum, bn_eps: of batch normalisation (open).
@@ -122,6 +124,19 @@ class Config:
         _check_number("bn_momentum", self.bn_momentum, 0.0, 1.0 + 1e-15, "above 0 and at most 1")
         if not 0 <= self.seed < 2**31:
             raise ConfigError(f"seed must be from 0 to 2^31 - 1; got {self.seed}")
+        self._check_method()
+
+    def _check_method(self) -> None:
+        if self.affine and self.method not in WITH_AFFINE:
+            raise ConfigError(
+                f"affine belongs to the methods {', '.join(WITH_AFFINE)}; got method "
+                f"{self.method}, which has none: leave affine out"
+            )
+        if self.method == "batch" and self.batch_size < 2:
+            raise ConfigError(
+                "batch_size must be at least 2 for the method batch, which normalises over the "
+                f"rows of a batch; got {self.batch_size}: use more rows or another method"
+            )
 
     @property
     def name(self) -> str:
@@ -136,18 +151,25 @@ class Config:
         known = {field.name for field in fields(cls)}
         unknown = sorted(set(values) - known)
         if unknown:
-            raise ConfigError(
-                f"unknown settings {', '.join(unknown)}; "
-                "the run was made by another version of cosnorm"
-            )
+            raise ConfigError(f"unknown settings {', '.join(unknown)}")
         missing = sorted({"dataset", "method", "lr"} - set(values))
         if missing:
             raise ConfigError(f"the settings lack {', '.join(missing)}")
+        hints = get_type_hints(cls)
+        for key, value in values.items():
+            _check_type(key, value, hints[key])
         return cls(**values)
 
     def override(self, **values: Any) -> "Config":
         """A copy with the given settings; None leaves a setting as it is."""
         return replace(self, **{key: value for key, value in values.items() if value is not None})
+
+
+def _check_type(key: str, value: Any, hint: Any) -> None:
+    kinds = get_args(hint) or (hint,)
+    if type(value) not in kinds and not (type(value) is int and float in kinds):
+        wanted = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
+        raise ConfigError(f"{key} must be {wanted}; got {value!r}")
 
 
 def _check_number(key: str, value: float, low: float, high: float, rule: str) -> None:

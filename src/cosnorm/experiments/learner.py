@@ -65,6 +65,11 @@ class Learner:
             self.network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         self.train_part, self.test_part = self._placed(dataset.train), self._placed(dataset.test)
         self.batches = Batches(self.train_part, self.pipeline, config.batch_size, config.seed)
+        if config.method == "batch" and self.batches.size < 2:
+            raise ValueError(
+                "the method batch needs at least 2 rows to normalise over, and the training part "
+                f"has {len(dataset.train)}: give it more, or use another method"
+            )
         self.update = Update(self.network, config)
         self.average = (
             Average(self.network, config.ema_decay, config.ema_statistics)

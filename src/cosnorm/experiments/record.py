@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from cosnorm.experiments.config import Config
-from cosnorm.experiments.errors import RunError, StorageError
+from cosnorm.experiments.errors import ConfigError, RunError, StorageError
 from cosnorm.experiments.storage import LocalStorage, Storage
 
 
@@ -84,15 +84,35 @@ class RunFolder:
 
     def config(self) -> Config | None:
         fields = self.read("config.json")
-        return None if fields is None else Config.from_dict(fields)
+        try:
+            return None if fields is None else Config.from_dict(fields)
+        except ConfigError as error:
+            raise RunError(
+                f"{self.storage.label}/config.json is damaged or of another version of cosnorm "
+                f"({error}): restore it, use that version, or choose another folder"
+            ) from error
 
     def summary(self) -> dict[str, Any] | None:
-        return self.read("summary.json")
+        summary = self.read("summary.json")
+        if summary is not None and (fault := _fault_of(summary)):
+            raise RunError(
+                f"{self.storage.label}/summary.json is damaged ({fault}): restore it, or delete it "
+                "and give the training command again, which goes on from what is saved"
+            )
+        return summary
 
     def metrics(self) -> list[dict[str, Any]]:
         """The evaluations so far; a last line cut short by a crash does not count."""
         lines = (self.storage.read("metrics.jsonl") or b"").split(b"\n")
-        return [json.loads(line) for line in lines[:-1] if line.strip()]
+        return [self._evaluation(i, line) for i, line in enumerate(lines[:-1], 1) if line.strip()]
+
+    def _evaluation(self, number: int, line: bytes) -> dict[str, Any]:
+        if _step_of(line) == math.inf:
+            raise RunError(
+                f"{self.storage.label}/metrics.jsonl, line {number}, is damaged: restore the file, "
+                "or delete that line"
+            )
+        return json.loads(line)
 
     def append_metrics(self, evaluation: Mapping[str, Any]) -> None:
         line = json.dumps(finite(evaluation), allow_nan=False)
@@ -142,6 +162,32 @@ class RunFolder:
             )
 
 
+_NUMBER = (int, float)
+_SUMMARY: dict[str, tuple[type, ...]] = {
+    "diverged": (bool,),
+    "steps": (int,),
+    "seconds": _NUMBER,
+    "test_error_mean": (*_NUMBER, type(None)),
+    "final_test_error": (*_NUMBER, type(None)),
+    "window": (dict,),
+    "window.unit": (str,),
+    "window.count": (int,),
+}
+
+
+def _fault_of(summary: Mapping[str, Any]) -> str | None:
+    """The first of the values that every reader needs which is missing or of a wrong type."""
+    for key, kinds in _SUMMARY.items():
+        value: Any = summary
+        for part in key.split("."):
+            if part not in value:
+                return f"it has no {key}"
+            value = value[part]
+        if type(value) not in kinds:
+            return f"{key} is {json.dumps(value)}"
+    return None
+
+
 def differences(before: Config, now: Config) -> str:
     """The settings in which two configurations differ, as `lr 1.0, now 10.0`."""
     old, new = before.to_dict(), now.to_dict()
@@ -150,9 +196,10 @@ def differences(before: Config, now: Config) -> str:
 
 def _step_of(line: bytes) -> float:
     try:
-        return json.loads(line)["step"]
+        step = json.loads(line)["step"]
     except (ValueError, KeyError, TypeError):
         return math.inf
+    return step if type(step) is int else math.inf
 
 
 def finite(value: Any) -> Any:

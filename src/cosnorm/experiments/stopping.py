@@ -1,8 +1,9 @@
 """Reasons to stop before the end: a signal, or time that is up."""
 
 import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -22,7 +23,8 @@ class Stop:
 
     The time counts from the first `listening`, so that every start of the program gets somewhere.
     While `listening`, SIGINT and SIGTERM only set the reason, so that the step in hand is finished
-    and saved; a second signal of the kind ends the program at once.
+    and saved; a second signal of the kind ends the program at once. A run in another thread than
+    the main one hears no signals, and stops when its time is up.
     """
 
     def __init__(self, max_minutes: float | None = None) -> None:
@@ -40,12 +42,8 @@ class Stop:
     def listening(self) -> Iterator[None]:
         if self._deadline is None and self._seconds is not None:
             self._deadline = time.monotonic() + self._seconds
-        before = {number: signal.signal(number, self._heard) for number in REASONS}
-        try:
+        with _handled_by(self._heard):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
         reason = REASONS[signal.Signals(number)]
@@ -61,9 +59,20 @@ def interruptible() -> Iterator[None]:
     def raise_interrupted(number: int, frame: FrameType | None) -> None:
         raise Interrupted(REASONS[signal.Signals(number)])
 
-    before = {number: signal.signal(number, raise_interrupted) for number in REASONS}
+    with _handled_by(raise_interrupted):
+        yield
+
+
+@contextmanager
+def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Give the signals to `handler`, where Python allows it: in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in REASONS}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, previous in before.items():
+            # None stands for a handler that Python did not set and cannot set again.
+            signal.signal(number, signal.SIG_DFL if previous is None else previous)
