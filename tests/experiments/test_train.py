@@ -260,10 +260,22 @@ def test_torch_compile_gives_the_same_training(tmp_path):
         assert math.isclose(one["train_loss"], other["train_loss"], rel_tol=1e-3)
 
 
-def test_switches_of_torch_are_put_back(tmp_path):
-    before = torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
-    finished(config_for(deterministic=True, precision="tf32"), vector_data(), tmp_path)
-    assert before == (
-        torch.backends.cudnn.benchmark,
-        torch.are_deterministic_algorithms_enabled(),
-    )
+def switches():
+    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    precisions = cuda.fp32_precision, cudnn.conv.fp32_precision, cudnn.allow_tf32, cuda.allow_tf32
+    return cudnn.benchmark, torch.are_deterministic_algorithms_enabled(), precisions
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+def test_switches_of_torch_are_set_and_put_back(precision):
+    from cosnorm.experiments.train import arithmetic
+
+    before, allowed = switches(), precision == "tf32"
+    with arithmetic(config_for(deterministic=True, precision=precision)):
+        benchmark, determined, precisions = switches()
+        assert (benchmark, determined) == (False, True)
+        assert [p == "tf32" for p in precisions[:2]] == [allowed] * 2
+        # What torch.compile asks, and torch answers only where both ways of asking agree.
+        assert precisions[2:] == (allowed, allowed)
+        assert torch.get_float32_matmul_precision() == ("high" if allowed else "highest")
+    assert switches() == before

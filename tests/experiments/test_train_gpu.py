@@ -15,8 +15,12 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def poisoned_memory():
-    """In place of the one for all tests: cuBLAS would refuse to be deterministic inside a graph."""
+def poisoned_memory(monkeypatch):
+    """In place of the one for all tests, under which cuBLAS asks for settings of its own.
+
+    Convolutions add in a fixed order, so that eager and captured steps can be compared.
+    """
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
 
 
 def on_cuda(method, **settings):
@@ -35,14 +39,47 @@ def steps_of(learner, advance, count):
 def test_a_captured_step_is_the_step(method, optimizer):
     rate = {"sgd": 1.0, "momentum": 0.1}.get(optimizer, 0.01)
     settings = {"network": "small_conv", "optimizer": optimizer, "lr": rate, "ema_decay": 0.9}
-    eager, graph = (Learner(on_cuda(method, **settings), image_data()) for _ in range(2))
+    assert_captured_is_eager(on_cuda(method, **settings), image_data())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_captured_step_in_bf16_is_the_step(method):
+    config = on_cuda(method, network="small_conv", precision="bf16", lr=0.1)
+    assert_captured_is_eager(config, image_data())
+
+
+def assert_captured_is_eager(config, data):
+    """Evaluations between the replays, and none between the eager steps."""
+    eager, graph = (Learner(config, data) for _ in range(2))
     steps_of(eager, eager.step, 13)
     graph.batches.begin(0)
-    steps_of(graph, captured(graph), 13)
+    replay, errors = captured(graph), []
+
+    def evaluated():
+        replay()
+        errors.append(graph.error(graph.network))
+
+    steps_of(graph, evaluated, 13)
+    assert errors[-1] == pytest.approx(eager.error(eager.network), abs=4)
     for name, tensor in eager.state().items():
         torch.testing.assert_close(
             graph.state()[name], tensor, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
         )
+
+
+def test_one_run_after_another_each_with_its_graph(tmp_path):
+    """As in a comparison: the second capture begins when the first graph is gone."""
+    for name in ("first", "second"):
+        config = on_cuda("pearson", optimizer="adam", lr=0.01)
+        assert run(config, tmp_path / name, dataset=vector_data()).status == "done"
+    assert_same_result(tmp_path / "first", tmp_path / "second")
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.compile's advice
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_torch_compile_inside_the_graph(tmp_path, precision):
+    config = on_cuda("none", lr=0.1, compile=True, precision=precision)
+    assert run(config, tmp_path, dataset=vector_data()).status == "done"
 
 
 def test_capturing_leaves_the_state_as_it_was():
@@ -76,3 +113,17 @@ def test_a_stopped_run_gives_the_same_bits(tmp_path, method):
 def test_divergence_is_found(tmp_path):
     outcome = run(on_cuda("none", lr=1e30), tmp_path, dataset=vector_data())
     assert outcome.status == "diverged"
+
+
+def test_deterministic_kernels_in_the_graph(tmp_path):
+    """In a process of its own: cuBLAS reads its settings once, at its first product."""
+    import subprocess
+    import sys
+
+    arguments = ("--dataset", "digits", "--method", "pearson", "--steps", "20", "--width", "32")
+    for name in ("one", "other"):
+        options = ("--deterministic", "--device", "cuda", "--out", str(tmp_path / name))
+        command = [sys.executable, "-m", "cosnorm", "train", *arguments, *options]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=200)
+        assert (ended.returncode, ended.stderr) == (0, "")
+    assert_same_result(tmp_path / "one", tmp_path / "other")

@@ -1,5 +1,6 @@
 """One training step, and the state that it moves on."""
 
+import gc
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
@@ -98,8 +99,9 @@ class Learner:
         return placed
 
     def autocast(self) -> torch.autocast:
+        """bf16 where wanted. Cast weights are not stored: each is used once, and graphs may end."""
         lower = self.config.precision == "bf16"
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=lower)
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=lower, cache_enabled=False)
 
     def step(self) -> None:
         """Rows, augmentation, forward, loss, backward, update, average."""
@@ -168,7 +170,9 @@ class Learner:
 def captured(learner: Learner) -> Callable[[], None]:
     """The learner's step as one CUDA graph; the state is as it was before.
 
-    Warm-up steps let libraries choose their algorithms and allocate outside the capture.
+    Warm-up steps let libraries choose their algorithms and allocate outside the capture. Gradients
+    are made in the graph's own memory and stay there; what runs between replays (evaluation,
+    checkpoints) allocates elsewhere.
     """
     places = [*learner.state().values(), learner.batches.place]
     before = [tensor.clone() for tensor in places]
@@ -180,6 +184,7 @@ def captured(learner: Learner) -> Callable[[], None]:
             learner.step()
     torch.cuda.current_stream().wait_stream(side)
     learner.update.clear()
+    gc.collect()  # what an earlier run left in cycles must not be freed during the capture
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         learner.step()

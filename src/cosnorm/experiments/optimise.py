@@ -1,5 +1,6 @@
 """The update of the parameters: plain SGD as in the paper, and the usual optimisers."""
 
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -51,7 +52,10 @@ class Update:
         before = [p.detach().clone() for p in self.parameters]
         for parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)
-        self.optimizer.step()
+        with warnings.catch_warnings():
+            # Said once of an optimiser that is made for a CUDA graph and steps outside it, as here.
+            warnings.filterwarnings("ignore", message=".*capturable=True")
+            self.optimizer.step()
         self.clear()
         with torch.no_grad():
             for parameter, value in zip(self.parameters, before, strict=True):

@@ -1,6 +1,7 @@
 """The training loop."""
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -72,22 +73,48 @@ def train(
 @contextmanager
 def arithmetic(config: Config) -> Iterator[None]:
     """The process-wide switches of precision and determinism, as the configuration wants them."""
+    with _tf32(config.precision != "fp32"), _deterministic(config.deterministic):
+        yield
+
+
+@contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    """TF32 in matrix products and convolutions of CUDA devices, or not."""
     backends: Any = torch.backends
-    cudnn = backends.cudnn
-    precise = (backends.cuda.matmul, cudnn.conv)
-    before = [part.fp32_precision for part in precise], cudnn.benchmark, cudnn.deterministic
+    parts = backends.cuda.matmul, backends.cudnn.conv
+    before = [part.fp32_precision for part in parts]
+    _allow_tf32(allowed, allowed)
+    try:
+        yield
+    finally:
+        _allow_tf32(*(precision == "tf32" for precision in before))
+        for part, precision in zip(parts, before, strict=True):
+            part.fp32_precision = precision
+
+
+def _allow_tf32(products: bool, convolutions: bool) -> None:
+    """By torch's older switches, which set the newer ones too.
+
+    torch.compile asks the older, and fails where only the newer were set.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Please use the new API settings")
+        torch.backends.cuda.matmul.allow_tf32 = products
+        torch.backends.cudnn.allow_tf32 = convolutions
+
+
+@contextmanager
+def _deterministic(wanted: bool) -> Iterator[None]:
+    cudnn: Any = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.deterministic
     determined = torch.are_deterministic_algorithms_enabled()
-    for part in precise:
-        part.fp32_precision = "ieee" if config.precision == "fp32" else "tf32"
-    cudnn.benchmark, cudnn.deterministic = not config.deterministic, config.deterministic
-    if config.deterministic:
+    cudnn.benchmark, cudnn.deterministic = not wanted, wanted
+    if wanted:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
-        precisions, cudnn.benchmark, cudnn.deterministic = before
-        for part, precision in zip(precise, precisions, strict=True):
-            part.fp32_precision = precision
-        if config.deterministic:
+        cudnn.benchmark, cudnn.deterministic = before
+        if wanted:
             torch.use_deterministic_algorithms(determined)
