@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from cosnorm.kernels import plain, rows
-from cosnorm.kernels.steps import Geometry, Kept, Weight, memory_format
+from cosnorm.kernels.steps import Geometry, Kept, Weight, keeps_unit, memory_format
+from cosnorm.kernels.streams import beside
 from cosnorm.reference import compute_dtype, full_precision, keeps_cosine
 
 aten = torch.ops.aten
@@ -67,17 +68,30 @@ def forward(
     """y = act(gain · scale · c) and what backward keeps; input: (N, C, …)."""
     dtype = compute_dtype(input)
     steps = _steps(input, weight)
+    keep = (keeps_cosine(scale, relu), keeps_unit(input, weight))
     with full_precision(input):
         if steps is plain and rows.serves(input, weight):
             kept = rows.forward(input, weight, bias, scale, gain, centered, relu)
             if kept is not None:
                 return kept
-        prepared, fields = steps.prepare(input, weight, bias, geometry, centered, dtype)
-        product = _product(input.to(dtype), prepared.weight, prepared.bias, geometry)
+        if steps is not plain and steps.apart(input, weight):
+            prepared = steps.units(weight, bias, centered, dtype)
+            product, fields = _apart(steps, input, prepared, geometry, centered)
+        else:
+            prepared, fields = steps.prepare(input, weight, bias, geometry, centered, dtype)
+            product = _product(input.to(dtype), prepared.weight, prepared.bias, geometry)
         return steps.finish(
-            product, input, fields, prepared, geometry, scale, gain, centered, relu,
-            keeps_cosine(scale, relu),
-        )  # fmt: skip
+            product, input, fields, prepared, geometry, scale, gain, centered, relu, *keep
+        )
+
+
+def _apart(
+    steps: Any, input: Tensor, weight: Weight, geometry: Geometry, centered: bool
+) -> tuple[Tensor, Any]:
+    """The product, and beside it the statistics of the fields."""
+    with beside(input.device) as side:
+        product = _product(input.to(weight.weight.dtype), weight.weight, weight.bias, geometry)
+        return product, steps.fields(input, weight, geometry, centered, product.shape, side)
 
 
 def infer(
@@ -91,10 +105,13 @@ def infer(
     """y alone, of weights that are units already."""
     steps = _steps(input, weight.weight)
     with full_precision(input):
-        fields = steps.fields(input, weight, geometry, centered)
-        product = _product(input.to(weight.weight.dtype), weight.weight, weight.bias, geometry)
+        if steps is not plain and steps.apart(input, weight.weight):
+            product, fields = _apart(steps, input, weight, geometry, centered)
+        else:
+            fields = steps.fields(input, weight, geometry, centered)
+            product = _product(input.to(weight.weight.dtype), weight.weight, weight.bias, geometry)
         kept = steps.finish(
-            product, input, fields, weight, geometry, scale, 1.0, centered, relu, False
+            product, input, fields, weight, geometry, scale, 1.0, centered, relu, False, False
         )
         return kept.output
 
@@ -125,6 +142,11 @@ def backward(
             )
             if grads is not None:
                 return grads
+        if steps is not plain and need_input and need_weight and steps.apart(input, weight):
+            return _backward_apart(
+                steps, grad, input, weight, bias, scale, kept, geometry, gain, centered, relu,
+                need_scale,
+            )  # fmt: skip
         prepared, step = steps.start_grad(
             grad, kept, weight, bias, scale, gain, centered, relu, dtype, need_scale
         )
@@ -137,6 +159,37 @@ def backward(
             *product, input, weight, bias, kept, prepared, step, geometry, centered
         )
     return dx, dw, db, step.scale
+
+
+def _backward_apart(
+    steps: Any,
+    grad: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    kept: Kept,
+    geometry: Geometry,
+    gain: float,
+    centered: bool,
+    relu: bool,
+    need_scale: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """The gradient of the weights beside that of the input: each fills what the other leaves."""
+    x = input.to(compute_dtype(input))
+    prepared, step = steps.start_grad(
+        grad, kept, weight, bias, scale, gain, centered, relu, x.dtype, need_scale, True
+    )
+    product = (step.product, x, prepared.weight, geometry)
+    rest = (input, weight, bias, kept, prepared, step, geometry, centered)
+    new = steps.empty_grads(weight, bias)
+    with beside(input.device) as side:
+        dx, _, _ = _product_backward(*product, (True, False, False))
+        with side:
+            _, dw, db = _product_backward(*product, (False, True, bias is not None))
+            steps.project(dw, db, new, *rest)
+        dx = steps.correct(dx, *rest)
+    return dx, *new, step.scale
 
 
 def _product_backward(

@@ -1,9 +1,9 @@
 """The ops as torch.library knows them: schema, fake, autograd and vmap of each.
 
 `cosnorm::cosine_linear`, `cosine_conv1d/2d/3d` and `cosine_conv_transpose1d/2d/3d`, each with its
-`_backward`. An op returns (output, cosine, rnorm, mean, weight_stats), of which callers use the
-first and backward the rest. Backward is the fast formula; where it has to be differentiated again,
-the reference is differentiated instead.
+`_backward`. An op returns (output, cosine, rnorm, mean, weight_stats, unit), of which callers use
+the first and backward the rest. Backward is the fast formula; where it has to be differentiated
+again, the reference is differentiated instead.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,11 +16,11 @@ from torch import Tensor
 from torch._decomp import register_decomposition
 
 from cosnorm import algorithm, reference, transposed
-from cosnorm.kernels.steps import LINEAR, Geometry, Kept, memory_format
+from cosnorm.kernels.steps import LINEAR, Geometry, Kept, keeps_unit, memory_format
 from cosnorm.reference import keeps_cosine, stats_dtype
 
 _TENSORS = "Tensor input, Tensor weight, Tensor? bias, Tensor? scale"
-_KEPT = "Tensor output, Tensor cosine, Tensor rnorm, Tensor mean, Tensor weight_stats"
+_KEPT = "Tensor output, Tensor cosine, Tensor rnorm, Tensor mean, Tensor weight_stats, Tensor unit"
 _TAIL = "float gain, bool centered, bool relu"
 _CONV = "int[] stride, int[] padding, int[] dilation, int groups, "
 _TRANSPOSE = "int[] stride, int[] padding, int[] output_padding, int groups, int[] dilation, "
@@ -54,7 +54,7 @@ def _linear_forward(input, weight, bias, scale, gain, centered, relu) -> Kept:
 
 def _each_map(kept: Kept, change: Callable[[Tensor], Tensor]) -> Kept:
     output, cosine, rnorm, mean = map(change, kept[:4])
-    return Kept(output, cosine, rnorm, mean, kept.weight_stats)
+    return Kept(output, cosine, rnorm, mean, *kept[4:])
 
 
 def _linear_backward(grad, input, weight, bias, scale, kept, gain, centered, relu, need):
@@ -93,7 +93,8 @@ def _conv_backward(
 def _transpose_forward(input, weight, bias, scale, *statics) -> Kept:
     result = transposed.cosine_conv_transpose(input, weight, bias, scale, *statics)
     none = result.rnorm.new_empty(0)
-    return Kept(result.output, result.cosine, none, none.clone(), none.clone())
+    unit = result.output.new_empty(0)
+    return Kept(result.output, result.cosine, none, none.clone(), none.clone(), unit)
 
 
 def _transpose_backward(grad, input, weight, bias, scale, kept, *statics):
@@ -171,7 +172,15 @@ def _fake(family: Family, input, weight, bias, scale, *statics) -> tuple[Tensor,
         input.new_empty(field, dtype=wide),
         input.new_empty(field if centered else (0,), dtype=wide),
         weight.new_empty((2, units) if units else (0,), dtype=stats_dtype(weight.dtype)),
+        _empty_unit(input, weight) if units else input.new_empty(0),
     )
+
+
+def _empty_unit(input: Tensor, weight: Tensor) -> Tensor:
+    if not keeps_unit(input, weight):
+        return input.new_empty(0)
+    dtype, layout = reference.compute_dtype(input), memory_format(weight)
+    return torch.empty_like(weight, dtype=dtype, memory_format=layout)
 
 
 def _fake_backward(grad, input, weight, bias, scale, *rest) -> tuple[Tensor, ...]:
@@ -199,12 +208,14 @@ def _run(family: Family, input, weight, bias, scale, *statics) -> tuple[Tensor, 
 
 def _laid_out(kept: Kept, input: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
     """In the memory layouts that `_fake` has promised."""
-    output, cosine, *stats = kept
+    output, cosine, *stats, unit = kept
     if input.dim() == weight.dim():
         layout = memory_format(input, weight)
         output = output.contiguous(memory_format=layout)
         cosine = cosine.contiguous(memory_format=layout) if cosine.dim() > 1 else cosine
-    return output, cosine, *(t.contiguous() for t in stats)
+    if unit.dim() > 1:
+        unit = unit.contiguous(memory_format=memory_format(weight))
+    return output, cosine, *(t.contiguous() for t in stats), unit
 
 
 def _owned(output: Tensor) -> Tensor:
@@ -213,7 +224,7 @@ def _owned(output: Tensor) -> Tensor:
 
 
 def _run_backward(family: Family, grad, input, weight, bias, scale, *rest) -> tuple[Tensor, ...]:
-    kept, statics = Kept(*rest[:5]), rest[5:]
+    kept, statics = Kept(*rest[:6]), rest[6:]
     grads = family.backward(grad, input, weight, bias, scale, kept, *statics)
     pair = (input, weight)
     return tuple(
@@ -278,7 +289,12 @@ def _by_reference(family: Family, input, weight, bias, scale, *statics) -> Kept:
     if family.forward is _transpose_forward:
         return _transpose_forward(input, weight, bias, scale, *statics)
     result = family.reference(input, weight, bias, scale, *statics)
-    return Kept(*result, reference.weight_stats(weight, bias, statics[-2]))
+    stats = reference.weight_stats(weight, bias, statics[-2])
+    unit = _empty_unit(input, weight)
+    if unit.numel():
+        rnorm, mean = (t.view(-1, *[1] * (weight.dim() - 1)) for t in stats)
+        unit = ((weight.to(stats.dtype) - mean) * rnorm).to(unit.dtype)
+    return Kept(*result, stats, unit)
 
 
 def _decomposition(family: Family, input, weight, bias, scale, *statics) -> tuple[Tensor, ...]:
@@ -297,12 +313,14 @@ def _vmap_input(name: str, input, weight, bias, scale, statics):
         )
     outputs = op(input.flatten(0, 1), weight, bias, scale, *statics)
     size = input.shape[:2]
-    maps = tuple(t.unflatten(0, size) if t.dim() > 2 else t for t in outputs)
-    return maps, tuple(0 if t.dim() > 2 else None for t in outputs)
+    batched = [i < 4 and t.dim() > 2 for i, t in enumerate(outputs)]
+    pairs = list(zip(outputs, batched, strict=True))
+    maps = tuple(t.unflatten(0, size) if is_map else t for t, is_map in pairs)
+    return maps, tuple(0 if is_map else None for is_map in batched)
 
 
 def _register(name: str, family: Family) -> None:
-    returns = "(Tensor, Tensor, Tensor, Tensor, Tensor)"
+    returns = "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
     backward = f"{name}_backward"
     _library.define(f"{name}({_TENSORS}, {family.statics}{_TAIL}) -> {returns}")
     _library.define(

@@ -14,7 +14,7 @@ from triton.compiler import ASTSource, compile
 from cosnorm.kernels import fused
 
 WIDE = {"mean_ptr", "square_ptr", "stats_ptr", "total_ptr", "rnorm_ptr", "field_ptr", "dscale_ptr",
-        "mean_map", "square_map"}
+        "mean_map", "square_map", "rw_ptr"}
 
 def kind(name, constants):
     if name in constants:
@@ -36,10 +36,12 @@ def build(kernel, **constants):
 for flag in (False, True):
     both = {"CENTERED": flag, "BIAS": flag, "BP": 8, "BC": 512}
     parts = {**both, "FIELDS": True, "UNITS": True, "WHOLE": flag, "BW": 1024}
-    build(fused.prepare, **parts, EXACT=not flag)
-    build(fused.start_grad, **parts, RELU=flag, COSINE=not flag, SCALE=1 + flag, DSCALE=True)
-    build(fused.end_grad, **parts, TAPS=16)
-    build(fused.finish, **both, RELU=flag, KEEP=not flag, SCALE=1 + flag, READY=flag, TAPS=16)
+    build(fused.prepare, **parts, EXACT=not flag, RAW=not flag)
+    grad = {name: value for name, value in parts.items() if name != "FIELDS"}
+    scale = {"RELU": flag, "SCALE": 1 + flag, "RAW": not flag}
+    build(fused.start_grad, **grad, **scale, COSINE=not flag, DSCALE=True)
+    build(fused.end_grad, **parts, RAW=not flag, TAPS=16)
+    build(fused.finish, **both, **scale, KEEP=not flag, READY=flag, ONCE=flag, TAPS=16)
     build(fused.windows, CENTERED=flag, BIAS=flag, TAPS=16, BP=64)
 """
 

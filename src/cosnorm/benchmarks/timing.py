@@ -66,24 +66,39 @@ def interleaved(
     warmup: int = 3,
     slice_ms: float = 5.0,
 ) -> dict[str, dict[str, float]]:
-    """Times each piece of work once a round; a ratio is taken within a round, never across."""
+    """Each piece of work once a round, between two samples of the baseline.
+
+    A ratio is taken to the mean of those two: a clock that drifts from millisecond to millisecond,
+    as that of a GPU at its power limit does, drifts under both.
+    """
     repeats = {}
     for name, work in works.items():
         for _ in range(warmup):
             work()
         cost = _once(work, 1, cuda)
         repeats[name] = max(1, int(slice_ms * 1e3 / max(cost, 1.0))) if cuda else 1
-    samples: dict[str, list[float]] = {name: [] for name in works}
+
+    def sample(name: str) -> float:
+        works[name]()  # or a sample would measure the caches that its neighbour left behind
+        return _once(works[name], repeats[name], cuda)
+
+    times: dict[str, list[float]] = {name: [] for name in works}
+    ratios: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(rounds):
-        for name, work in works.items():
-            work()  # or a sample would measure the caches that its neighbour left behind
-            samples[name].append(_once(work, repeats[name], cuda))
-    base = samples[baseline]
-    return {name: _summary(times, base) for name, times in samples.items()}
+        before = sample(baseline)
+        for name in works:
+            if name == baseline:
+                continue
+            here, after = sample(name), sample(baseline)
+            times[name].append(here)
+            ratios[name].append(2 * here / (before + after))
+            times[baseline].append(after)
+            ratios[baseline].append(after / before)
+            before = after
+    return {name: _summary(times[name], ratios[name]) for name in works}
 
 
-def _summary(times: list[float], base: list[float]) -> dict[str, float]:
-    ratios = [t / b for t, b in zip(times, base, strict=True)]
+def _summary(times: list[float], ratios: list[float]) -> dict[str, float]:
     return {
         "microseconds": round(median(times), 2),
         "ratio": round(median(ratios), 4),

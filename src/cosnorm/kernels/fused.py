@@ -1,13 +1,16 @@
-"""Triton: the four passes of a layer around its products, one launch each.
+"""Triton: the passes of a layer around its products.
 
     prepare       statistics of the input's channels | unit weights
-    finish        1/|x| and μ of windows; y = act(gain · scale · r_x (z - μx Σv)), in place
+    windows       1/|x| and μ of the fields
+    finish        y = act(gain · scale · r_x (z - μx Σv)), in place
     start_grad    g = d · r_x, s = r_x² Σ_k d·c | unit weights again
     end_grad      dx = dx₀ - x·boxᵀ(s) + boxᵀ(s·μ) | projection of the weights' gradient
 
 Left of the bar are programs over positions, right of it programs over units. One launch serves
-both where a layer is small and launches are what it costs; where it is large and bytes are, each
-has a launch with the registers to itself (FIELDS, UNITS).
+both (FIELDS, UNITS) where a layer is small and launches are what it costs. In a large one each has
+a launch of its own, beside a product that does not wait for it.
+
+RAW: the product is taken with w as it is, and r_w is applied where r_x is.
 """
 
 import triton
@@ -22,15 +25,15 @@ def prepare(
     x_ptr, mean_ptr, square_ptr, w_ptr, bias_ptr, v_ptr, vb_ptr, stats_ptr, total_ptr,
     positions, space, groups, depth, sn, sc, sp, units, size,
     CENTERED: tl.constexpr, BIAS: tl.constexpr, FIELDS: tl.constexpr, UNITS: tl.constexpr,
-    EXACT: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, WHOLE: tl.constexpr,
-    BW: tl.constexpr,
+    RAW: tl.constexpr, EXACT: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+    WHOLE: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     if UNITS:
         if pid < units:
             unit(
                 pid, w_ptr, bias_ptr, v_ptr, vb_ptr, stats_ptr, total_ptr, units, size,
-                CENTERED, BIAS, False, WHOLE, BW,
+                CENTERED, BIAS, False, RAW, WHOLE, BW,
             )  # fmt: skip
         pid -= units
     if FIELDS:
@@ -47,7 +50,7 @@ def windows(
     ID, IH, IW, OH, OW, KD, KH, KW, SD, SH, SW, PD, PH, PW, DD, DH, DW,
     CENTERED: tl.constexpr, BIAS: tl.constexpr, TAPS: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
-    """1/|x| and μ of the fields alone, for a large layer; positions: batch × groups × space."""
+    """positions: batch × groups × space."""
     at = tl.program_id(0) * BP + tl.arange(0, BP)
     inside = at < positions
     rnorm, mean = window(
@@ -60,28 +63,55 @@ def windows(
 
 
 @triton.jit
+def _output(
+    z, c, where, mask, y_ptr, kept_ptr, total_ptr, rw_ptr, scale_ptr, rnorm, mean, gain, first,
+    width, CENTERED: tl.constexpr, RELU: tl.constexpr, KEEP: tl.constexpr, SCALE: tl.constexpr,
+    RAW: tl.constexpr,
+):  # fmt: skip
+    """A tile of y from one of the product; first: of the group's channels."""
+    y = z.to(tl.float32)
+    if CENTERED:
+        total = tl.load(total_ptr + first + c, mask=c < width, other=0.0)
+        y -= mean[:, None] * total[None, :]
+    y *= rnorm[:, None]
+    if RAW:
+        y *= tl.load(rw_ptr + first + c, mask=c < width, other=0.0)[None, :]
+    y = tl.where(y > 1.0, 1.0, tl.where(y < -1.0, -1.0, y))  # NaN passes
+    if KEEP:
+        tl.store(kept_ptr + where, y.to(kept_ptr.dtype.element_ty), mask=mask)
+    y *= gain
+    if SCALE == 1:
+        y *= tl.load(scale_ptr).to(tl.float32)
+    if SCALE == 2:
+        scale = tl.load(scale_ptr + first + c, mask=c < width, other=0.0)
+        y *= scale.to(tl.float32)[None, :]
+    if RELU:
+        y = tl.where(y < 0.0, 0.0, y)
+    tl.store(y_ptr + where, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def finish(
-    z_ptr, y_ptr, kept_ptr, mean_map, square_map, rnorm_ptr, mean_ptr, total_ptr, scale_ptr,
+    z_ptr, y_ptr, kept_ptr, mean_map, square_map, rnorm_ptr, mean_ptr, total_ptr, rw_ptr, scale_ptr,
     gain, positions, space, groups, depth, width, sn, sc, sp,
     ID, IH, IW, OH, OW, KD, KH, KW, SD, SH, SW, PD, PH, PW, DD, DH, DW,
     CENTERED: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr, KEEP: tl.constexpr,
-    SCALE: tl.constexpr, READY: tl.constexpr, TAPS: tl.constexpr, BP: tl.constexpr,
-    BC: tl.constexpr,
+    SCALE: tl.constexpr, RAW: tl.constexpr, READY: tl.constexpr, ONCE: tl.constexpr,
+    TAPS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """SCALE: 0 none, 1 one number, 2 one per output. READY: 1/|x| and μ have been computed."""
+    """SCALE: 0 none, 1 one number, 2 one per output. READY: `windows` has run. ONCE: width ≤ BC."""
     pid = tl.program_id(0)
     group = pid % groups
+    first = group * width
     pos = pid // groups * BP + tl.arange(0, BP)
     inside = pos < positions
     n = (pos // space).to(tl.int64)
     p = pos % space
-    row = (n * sn + p.to(tl.int64) * sp + group * width * sc)[:, None]
+    row = (n * sn + p.to(tl.int64) * sp + first * sc)[:, None]
     c = tl.arange(0, BC)
-    z = tl.load(
-        z_ptr + row + c[None, :].to(tl.int64) * sc,
-        mask=inside[:, None] & (c < width)[None, :],
-        other=0.0,
-    )  # under way while the windows are summed
+    where = row + c[None, :].to(tl.int64) * sc
+    mask = inside[:, None] & (c < width)[None, :]
+    z = tl.load(z_ptr + where, mask=mask, other=0.0)  # under way while the windows are summed
     at = (n * groups + group) * space + p
     if READY:
         rnorm = tl.load(rnorm_ptr + at, mask=inside, other=0.0)
@@ -97,38 +127,31 @@ def finish(
         tl.store(rnorm_ptr + at, rnorm, mask=inside)
         if CENTERED:
             tl.store(mean_ptr + at, mean, mask=inside)
-    for start in range(0, width, BC):
-        c = start + tl.arange(0, BC)
-        mask = inside[:, None] & (c < width)[None, :]
-        where = row + c[None, :].to(tl.int64) * sc
-        y = z.to(tl.float32)
-        z = tl.load(
-            z_ptr + where + BC * sc, mask=inside[:, None] & (c + BC < width)[None, :], other=0.0
-        )
-        if CENTERED:
-            total = tl.load(total_ptr + group * width + c, mask=c < width, other=0.0)
-            y -= mean[:, None] * total[None, :]
-        y *= rnorm[:, None]
-        y = tl.where(y > 1.0, 1.0, tl.where(y < -1.0, -1.0, y))  # NaN passes
-        if KEEP:
-            tl.store(kept_ptr + where, y.to(kept_ptr.dtype.element_ty), mask=mask)
-        y *= gain
-        if SCALE == 1:
-            y *= tl.load(scale_ptr).to(tl.float32)
-        if SCALE == 2:
-            scale = tl.load(scale_ptr + group * width + c, mask=c < width, other=0.0)
-            y *= scale.to(tl.float32)[None, :]
-        if RELU:
-            y = tl.where(y < 0.0, 0.0, y)
-        tl.store(y_ptr + where, y.to(y_ptr.dtype.element_ty), mask=mask)
+    if ONCE:
+        _output(
+            z, c, where, mask, y_ptr, kept_ptr, total_ptr, rw_ptr, scale_ptr, rnorm, mean, gain,
+            first, width, CENTERED, RELU, KEEP, SCALE, RAW,
+        )  # fmt: skip
+    else:
+        for start in range(0, width, BC):
+            c = start + tl.arange(0, BC)
+            mask = inside[:, None] & (c < width)[None, :]
+            where = row + c[None, :].to(tl.int64) * sc
+            ahead = inside[:, None] & (c + BC < width)[None, :]
+            here = z
+            z = tl.load(z_ptr + where + BC * sc, mask=ahead, other=0.0)
+            _output(
+                here, c, where, mask, y_ptr, kept_ptr, total_ptr, rw_ptr, scale_ptr, rnorm, mean,
+                gain, first, width, CENTERED, RELU, KEEP, SCALE, RAW,
+            )  # fmt: skip
 
 
 @triton.jit
 def _fields_grad(
-    pid, dy_ptr, kept_ptr, rnorm_ptr, scale_ptr, g_ptr, field_ptr, dscale_ptr,
+    pid, dy_ptr, kept_ptr, rnorm_ptr, rw_ptr, scale_ptr, g_ptr, field_ptr, dscale_ptr,
     gain, positions, space, groups, width, sn, sc, sp, gn, gc, gp,
     RELU: tl.constexpr, COSINE: tl.constexpr, SCALE: tl.constexpr, DSCALE: tl.constexpr,
-    BP: tl.constexpr, BC: tl.constexpr,
+    RAW: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """kept: y, or c if COSINE. sn…: strides of kept and g; gn…: of dy."""
     group = pid % groups
@@ -168,6 +191,8 @@ def _fields_grad(
         field += tl.sum(dot, 1)
         if RELU:
             dy = tl.where(kept > 0.0, dy, 0.0)
+        if RAW:
+            factor *= tl.load(rw_ptr + channel, mask=c < width, other=0.0)
         g = dy * factor[None, :] * rnorm[:, None]
         tl.store(g_ptr + where, g.to(g_ptr.dtype.element_ty), mask=mask)
     tl.store(field_ptr + at, field * rnorm * rnorm, mask=inside)
@@ -179,7 +204,7 @@ def start_grad(
     w_ptr, bias_ptr, v_ptr, vb_ptr, stats_ptr, total_ptr,
     gain, positions, space, groups, width, sn, sc, sp, gn, gc, gp, units, size,
     CENTERED: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr, COSINE: tl.constexpr,
-    SCALE: tl.constexpr, DSCALE: tl.constexpr, FIELDS: tl.constexpr, UNITS: tl.constexpr,
+    SCALE: tl.constexpr, DSCALE: tl.constexpr, UNITS: tl.constexpr, RAW: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr, WHOLE: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
@@ -187,16 +212,15 @@ def start_grad(
         if pid < units:
             unit(
                 pid, w_ptr, bias_ptr, v_ptr, vb_ptr, stats_ptr, total_ptr, units, size,
-                CENTERED, BIAS, True, WHOLE, BW,
+                CENTERED, BIAS, True, False, WHOLE, BW,
             )  # fmt: skip
         pid -= units
-    if FIELDS:
-        if pid >= 0:
-            _fields_grad(
-                pid, dy_ptr, kept_ptr, rnorm_ptr, scale_ptr, g_ptr, field_ptr, dscale_ptr,
-                gain, positions, space, groups, width, sn, sc, sp, gn, gc, gp,
-                RELU, COSINE, SCALE, DSCALE, BP, BC,
-            )  # fmt: skip
+    if pid >= 0:
+        _fields_grad(
+            pid, dy_ptr, kept_ptr, rnorm_ptr, stats_ptr, scale_ptr, g_ptr, field_ptr, dscale_ptr,
+            gain, positions, space, groups, width, sn, sc, sp, gn, gc, gp,
+            RELU, COSINE, SCALE, DSCALE, RAW, BP, BC,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -244,7 +268,7 @@ def end_grad(
     positions, space, groups, depth, sn, sc, sp, gn, gc, gp, units, size,
     IH, IW, OD, OH, OW, KD, KH, KW, SD, SH, SW, PD, PH, PW, DD, DH, DW,
     CENTERED: tl.constexpr, BIAS: tl.constexpr, FIELDS: tl.constexpr, UNITS: tl.constexpr,
-    TAPS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+    RAW: tl.constexpr, TAPS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
     WHOLE: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
@@ -252,7 +276,7 @@ def end_grad(
         if pid < units:
             project(
                 pid, dv_ptr, dvb_ptr, w_ptr, bias_ptr, dw_ptr, db_ptr, stats_ptr, units, size,
-                CENTERED, BIAS, WHOLE, BW,
+                CENTERED, BIAS, RAW, WHOLE, BW,
             )  # fmt: skip
         pid -= units
     if FIELDS:

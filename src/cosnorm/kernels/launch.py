@@ -1,36 +1,38 @@
 """Launches the Triton passes: the same steps as `plain`, under the same names.
 
-Tensors are taken as (batch, channels, positions) by three strides, whatever their layout; a tile
-is wide in the dimension that is dense in memory.
+A small layer takes one launch a step. Of a large one (`apart`), passes that don't wait for a
+product run beside it, in the stream that `side` enters; what they write is allocated outside.
 """
 
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
 from cosnorm.kernels import fused as _fused
+from cosnorm.kernels.layout import dense_rows, flat, row, sizes, tile, window
 from cosnorm.kernels.plain import like_scale
 from cosnorm.kernels.steps import Geometry, Grad, Kept, Weight
 from cosnorm.reference import keeps_cosine
 
 fused: Any = _fused  # its functions take launch options that their signatures don't name
-Fields = tuple[Tensor, Tensor]  # mean (Pearson only) and Σx² or M2 over the channels
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MOST_TAPS = 128
 _WINDOWS = 64  # fields of a program that only sums windows
-_MOST_ROW = 8192
-_SPLIT = 1 << 24  # elements of a layer from which fields and units have a launch each
-_TILES = {  # elements of a tile and warps of a program, by pass, as measured on an H200
-    "prepare": (1024, 1),
-    "finish": (2048, 2),
-    "start_grad": (1024, 1),
-    "end_grad": (1024, 1),
-    "units": (0, 4),
-    "small": (4096, 4),  # fields and units, or windows and tiles, in one launch
-}
+_WORTH = 1 << 34  # multiplications of a layer from which a second stream pays, launches counted
+_WORTH_CAPTURED = 1 << 31  # the same in a CUDA graph, where launches are free
+
+
+class Fields(NamedTuple):
+    """Statistics over the channels of each position, and where they have been summed, of fields."""
+
+    mean: Tensor  # Pearson only, as is the last
+    square: Tensor  # Σx², or M2
+    rnorm: Tensor | None = None
+    centre: Tensor | None = None
 
 
 def serves(input: Tensor, weight: Tensor) -> bool:
@@ -45,99 +47,24 @@ def serves(input: Tensor, weight: Tensor) -> bool:
     )
 
 
-def _strides(x: Tensor) -> tuple[int, int, int] | None:
-    """Strides of batch, channels and flattened positions; None where positions do not flatten."""
-    step = reach = 0
-    for size, stride in zip(reversed(x.shape[2:]), reversed(x.stride()[2:]), strict=True):
-        if size == 1:
-            continue
-        if step and stride != step * reach:
-            return None
-        if not step:
-            step, reach = stride, 1
-        reach *= size
-    return x.stride(0), x.stride(1), step
+def apart(input: Tensor, weight: Tensor) -> bool:
+    """Whether a layer is large enough for passes beside its products."""
+    if input.device.type != "cuda":
+        return False
+    work = input.numel() // input.shape[1] * weight.numel()
+    if work < _WORTH_CAPTURED:
+        return False
+    return work >= _WORTH or torch.cuda.is_current_stream_capturing()
 
 
-def _flat(x: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
-    strides = _strides(x)
-    if strides is None:
-        x = x.contiguous()
-        strides = _strides(x)
-    assert strides is not None
-    return x, strides
+def _space(x: Tensor) -> tuple[int, int]:
+    """Positions of an image, and of all of them."""
+    space = x.shape[2:].numel()
+    return space, x.shape[0] * space
 
 
-def _dense_rows(weight: Tensor) -> Tensor:
-    """Weights whose rows are dense one after another, in whatever order inside a row."""
-    size = weight[0].numel()
-    order = sorted(
-        (s, n) for s, n in zip(weight.stride()[1:], weight.shape[1:], strict=True) if n > 1
-    )
-    expected = 1
-    for stride, length in order:
-        if stride != expected:
-            return weight.contiguous()
-        expected *= length
-    return weight if weight.stride(0) == size or weight.shape[0] == 1 else weight.contiguous()
-
-
-def _like(x: Tensor, reference: Tensor) -> Tensor:
-    """x in the memory order of `reference`, whose rows are dense."""
-    return (
-        x
-        if x.stride() == reference.stride()
-        else torch.empty_like(reference, dtype=x.dtype).copy_(x)
-    )
-
-
-def _pass(name: str, elements: int) -> str:
-    return name if elements >= _SPLIT else "small"
-
-
-def _tile(name: str, space: int, depth: int, channel_stride: int) -> tuple[int, int]:
-    """(positions, channels) of a tile, wide where memory is dense."""
-    size = _TILES[name][0]
-    if channel_stride == 1 or space == 1:
-        channels = min(triton.next_power_of_2(depth), size)
-        return max(1, min(64, size // channels)), channels
-    return 128, max(1, min(triton.next_power_of_2(depth), size // 128))
-
-
-def _launch(kernel: Any, name: str, fields: int, units: int, *args: Any, **options: Any) -> None:
-    """Programs over fields and units: in one launch if small, else in two."""
-    parts = [(fields, units)] if name == "small" else [(fields, 0), (0, units)]
-    for here, there in parts:
-        if here + there:
-            warps = _TILES[name if here else "units"][1]
-            kernel[(here + there,)](
-                *args, FIELDS=here > 0, UNITS=there > 0, num_warps=warps, **options
-            )
-
-
-def _row(weight: Tensor) -> dict[str, int]:
-    """The block of a weight vector: whole if it fits, so that it is read once."""
-    size = triton.next_power_of_2(weight[0].numel())
-    return {"WHOLE": size <= _MOST_ROW, "BW": min(size, _MOST_ROW)}
-
-
-def _three(values, fill: int) -> list[int]:
-    values = list(values)
-    return [fill] * (3 - len(values)) + values
-
-
-def _shape(weight: Tensor, geometry: Geometry) -> dict[str, int]:
-    names = {
-        "K": _three(weight.shape[2:], 1),
-        "S": _three(geometry.stride, 1),
-        "P": _three(geometry.padding, 0),
-        "D": _three(geometry.dilation, 1),
-    }
-    return {n + axis: v for n, sizes in names.items() for axis, v in zip("DHW", sizes, strict=True)}
-
-
-def _taps(weight: Tensor) -> int:
-    return triton.next_power_of_2(weight[0, 0].numel())
+def _scale_kind(scale: Tensor | None) -> int:
+    return 0 if scale is None else 1 if scale.numel() == 1 else 2
 
 
 def prepare(
@@ -148,59 +75,102 @@ def prepare(
     centered: bool,
     dtype: torch.dtype,
 ) -> tuple[Weight, Fields]:
-    """Channel statistics of the input, and unit weights."""
+    """Channel statistics of the input, and unit weights, in one launch."""
     prepared = _empty_unit(weight, bias, centered, dtype)
-    return prepared, _prepare(input, weight, bias, prepared, geometry, centered, weight.shape[0])
+    found = _empty_fields(input, geometry, centered)
+    _prepare(input, found, geometry.groups, weight, bias, prepared, centered, "small")
+    return prepared, found
 
 
-def fields(input: Tensor, weight: Weight, geometry: Geometry, centered: bool) -> Fields:
-    """Channel statistics alone, for weights that are units already."""
-    return _prepare(input, weight.weight, weight.bias, weight, geometry, centered, 0)
+def units(weight: Tensor, bias: Tensor | None, centered: bool, dtype: torch.dtype) -> Weight:
+    """Unit weights alone. Those to be multiplied as they are leave their norms to `fields`."""
+    prepared = _empty_unit(weight, bias, centered, dtype)
+    if prepared.rnorm is None:
+        _prepare(weight, None, 1, weight, bias, prepared, centered, "small")
+    return prepared
+
+
+def fields(
+    input: Tensor,
+    weight: Weight,
+    geometry: Geometry,
+    centered: bool,
+    output: torch.Size | None = None,
+    side: AbstractContextManager | None = None,
+) -> Fields:
+    """Channel statistics alone; for an output of a given size, their sums over its fields too."""
+    found = _empty_fields(input, geometry, centered)
+    if output is not None:
+        maps = (input.shape[0], geometry.groups, *output[2:])
+        rnorm = found.square.new_empty(maps)
+        found = found._replace(rnorm=rnorm, centre=rnorm.new_empty(maps if centered else (0,)))
+    name = "small" if output is None else "fields"
+    raw = None if weight.rnorm is None else weight.weight
+    with side or nullcontext():
+        _prepare(input, found, geometry.groups, raw, weight.bias, weight, centered, name)
+        if found.rnorm is not None:
+            _windows(input, found, weight, geometry, centered)
+    return found
+
+
+def _empty_unit(weight: Tensor, bias: Tensor | None, centered: bool, dtype: torch.dtype) -> Weight:
+    """Where unit weights go; cosines of weights in the dtype of the product need none."""
+    w = dense_rows(weight)
+    stats = w.new_empty((2, weight.shape[0]), dtype=torch.float32)
+    if not centered and weight.dtype == dtype:
+        return Weight(w, bias, stats, None, stats[0])
+    v, vb = torch.empty_like(w, dtype=dtype), None
+    if bias is not None:
+        vb = torch.empty_like(bias, dtype=dtype)
+    return Weight(v, vb, stats, stats.new_empty(weight.shape[0]) if centered else None)
+
+
+def _empty_fields(input: Tensor, geometry: Geometry, centered: bool) -> Fields:
+    maps = (input.shape[0], geometry.groups, *input.shape[2:])
+    square = input.new_empty(maps, dtype=torch.float32)
+    return Fields(square.new_empty(maps if centered else (0,)), square)
 
 
 def _prepare(
     input: Tensor,
-    weight: Tensor,
+    found: Fields | None,
+    groups: int,
+    weight: Tensor | None,
     bias: Tensor | None,
     prepared: Weight,
-    geometry: Geometry,
     centered: bool,
-    units: int,
-) -> Fields:
-    x, (sn, sc, sp) = _flat(input)
-    groups = geometry.groups
-    space, depth = x[0, 0].numel(), x.shape[1] // groups
-    maps = (x.shape[0], groups, *x.shape[2:])
-    square = x.new_empty(maps, dtype=torch.float32)
-    mean = x.new_empty(maps if centered else (0,), dtype=torch.float32)
-    w = _dense_rows(weight)
-    name = _pass("prepare", x.numel())
-    bp, bc = _tile(name, space, depth, sc)
-    positions = x.shape[0] * space
-    _launch(
-        fused.prepare, name, triton.cdiv(positions, bp) * groups, units,
+    name: str,
+) -> None:
+    """One launch over fields, if they are to be found, and units, if there are weights."""
+    x, (sn, sc, sp) = flat(input)
+    space, positions = _space(x)
+    depth = x.shape[1] // groups
+    mean, square = (prepared.stats, prepared.stats) if found is None else found[:2]
+    w = prepared.weight if weight is None else dense_rows(weight)
+    count = 0 if weight is None else w.shape[0]
+    block = tile(name, space, depth, sc)
+    programs = 0 if found is None else triton.cdiv(positions, block["BP"]) * groups
+    fused.prepare[(programs + count,)](
         x, mean, square, w, bias, prepared.weight, prepared.bias, prepared.stats, prepared.total,
-        positions, space, groups, depth, sn, sc, sp, units, w[0].numel(),
-        CENTERED=centered, BIAS=bias is not None, EXACT=depth & (depth - 1) == 0,
-        BP=bp, BC=bc, **_row(w),
+        positions, space, groups, depth, sn, sc, sp, count, w[0].numel(),
+        CENTERED=centered, BIAS=bias is not None, FIELDS=programs > 0, UNITS=count > 0,
+        RAW=prepared.rnorm is not None, EXACT=depth & (depth - 1) == 0,
+        **block, **row(w, block["num_warps"]),
     )  # fmt: skip
-    return mean, square
 
 
-def _empty_unit(
-    weight: Tensor,
-    bias: Tensor | None,
-    centered: bool,
-    dtype: torch.dtype,
-    stats: Tensor | None = None,
-) -> Weight:
-    w, units = _dense_rows(weight), weight.shape[0]
-    return Weight(
-        torch.empty_like(w, dtype=dtype),
-        None if bias is None else torch.empty_like(bias, dtype=dtype),
-        w.new_empty((2, units), dtype=torch.float32) if stats is None else stats,
-        w.new_empty(units, dtype=torch.float32) if centered else None,
-    )
+def _windows(
+    input: Tensor, found: Fields, weight: Weight, geometry: Geometry, centered: bool
+) -> None:
+    rnorm, groups = found.rnorm, geometry.groups
+    assert rnorm is not None
+    outer = sizes("O", rnorm.shape[2:])
+    fused.windows[(triton.cdiv(rnorm.numel(), _WINDOWS),)](
+        found.mean, found.square, rnorm, found.centre, rnorm.numel(), _space(rnorm)[0], groups,
+        input.shape[1] // groups, **sizes("I", input.shape[2:]), OH=outer["OH"], OW=outer["OW"],
+        **window(weight.weight, geometry), CENTERED=centered, BIAS=weight.bias is not None,
+        BP=_WINDOWS, num_warps=4,
+    )  # fmt: skip
 
 
 def finish(
@@ -214,41 +184,32 @@ def finish(
     centered: bool,
     relu: bool,
     keep: bool,
+    keep_unit: bool,
 ) -> Kept:
     """One launch over the product, which becomes the output where dtypes are equal."""
-    z, (sn, sc, sp) = _flat(product)
+    z, (sn, sc, sp) = flat(product)
     groups = geometry.groups
-    space, width = z[0, 0].numel(), z.shape[1] // groups
+    (space, positions), width = _space(z), z.shape[1] // groups
     y = z if z.dtype == input.dtype else torch.empty_like(z, dtype=input.dtype)
     cosine = torch.empty_like(y) if keep else y.new_empty(0)
-    maps = (z.shape[0], groups, *z.shape[2:])
-    rnorm = z.new_empty(maps, dtype=torch.float32)
-    mean = z.new_empty(maps if centered else (0,), dtype=torch.float32)
-    mean_map, square_map = fields
-    name = _pass("finish", z.numel())
-    bp, bc = _tile(name, space, width, sc)
-    positions = z.shape[0] * space
-    inner = dict(zip(("ID", "IH", "IW"), _three(input.shape[2:], 1), strict=True))
-    outer = dict(zip(("OH", "OW"), _three(z.shape[2:], 1)[1:], strict=True))
-    places = {**inner, **outer, **_shape(weight.weight, geometry), "TAPS": _taps(weight.weight)}
-    flags = {"CENTERED": centered, "BIAS": weight.bias is not None}
-    ready = name != "small"
-    if ready:
-        fused.windows[(triton.cdiv(rnorm.numel(), _WINDOWS),)](
-            mean_map, square_map, rnorm, mean, rnorm.numel(), space, groups,
-            input.shape[1] // groups, **places, **flags, BP=_WINDOWS, num_warps=4,
-        )  # fmt: skip
-    fused.finish[(triton.cdiv(positions, bp) * groups,)](
-        z, y, cosine, mean_map, square_map, rnorm, mean, weight.total, scale,
+    rnorm, mean = fields.rnorm, fields.centre
+    ready = rnorm is not None
+    if rnorm is None or mean is None:
+        maps = (z.shape[0], groups, *z.shape[2:])
+        rnorm = z.new_empty(maps, dtype=torch.float32)
+        mean = rnorm.new_empty(maps if centered else (0,))
+    block = tile("finish" if ready else "small", space, width, sc)
+    outer = sizes("O", z.shape[2:])
+    fused.finish[(triton.cdiv(positions, block["BP"]) * groups,)](
+        z, y, cosine, fields.mean, fields.square, rnorm, mean, weight.total, weight.stats, scale,
         gain, positions, space, groups, input.shape[1] // groups, width, sn, sc, sp,
-        **places, **flags, RELU=relu, KEEP=keep, SCALE=_scale_kind(scale), READY=ready,
-        BP=bp, BC=bc, num_warps=_TILES[name][1],
+        **sizes("I", input.shape[2:]), OH=outer["OH"], OW=outer["OW"],
+        **window(weight.weight, geometry), CENTERED=centered, BIAS=weight.bias is not None,
+        RELU=relu, KEEP=keep, SCALE=_scale_kind(scale), RAW=weight.rnorm is not None,
+        READY=ready, ONCE=width <= block["BC"], **block,
     )  # fmt: skip
-    return Kept(y, cosine, rnorm, mean, weight.stats)
-
-
-def _scale_kind(scale: Tensor | None) -> int:
-    return 0 if scale is None else 1 if scale.numel() == 1 else 2
+    unit = weight.weight if keep_unit else y.new_empty(0)
+    return Kept(y, cosine, rnorm, mean, weight.stats, unit)
 
 
 def start_grad(
@@ -262,29 +223,33 @@ def start_grad(
     relu: bool,
     dtype: torch.dtype,
     need_scale: bool,
+    apart: bool = False,
 ) -> tuple[Weight, Grad]:
-    """One launch: g and s from dy, and the unit weights again."""
+    """One launch: g and s from dy, and the unit weights again where they were not kept."""
     cosine = keeps_cosine(scale, relu)
-    y, (sn, sc, sp) = _flat(kept.cosine if cosine else kept.output)
-    dy, (gn, gc, gp) = _flat(grad)
-    groups, units = kept.rnorm.shape[1], weight.shape[0]
-    space, width = y[0, 0].numel(), y.shape[1] // groups
+    y, (sn, sc, sp) = flat(kept.cosine if cosine else kept.output)
+    dy, (gn, gc, gp) = flat(grad)
+    groups = kept.rnorm.shape[1]
+    (space, positions), width = _space(y), y.shape[1] // groups
     g = torch.empty_like(y, dtype=dtype)
     field = torch.empty_like(kept.rnorm)
-    prepared = _empty_unit(weight, bias, centered, dtype, kept.weight_stats)
-    w = _dense_rows(weight)
-    name = _pass("start_grad", y.numel())
-    bp, bc = _tile(name, space, width, sc)
-    positions = y.shape[0] * space
-    blocks = triton.cdiv(positions, bp)
-    partial = y.new_empty((blocks, units) if need_scale else (0,), dtype=torch.float32)
-    _launch(
-        fused.start_grad, name, blocks * groups, units,
+    w = dense_rows(weight)
+    if kept.unit.numel():
+        prepared = Weight(kept.unit, None, kept.weight_stats, None)
+    else:
+        prepared = _empty_unit(weight, bias, centered, dtype)._replace(stats=kept.weight_stats)
+    raw = prepared.rnorm is not None
+    units = 0 if raw or kept.unit.numel() else w.shape[0]
+    block = tile("fields" if apart else "small", space, width, sc)
+    blocks = triton.cdiv(positions, block["BP"])
+    partial = y.new_empty((blocks, w.shape[0]) if need_scale else (0,), dtype=torch.float32)
+    fused.start_grad[(blocks * groups + units,)](
         dy, y, kept.rnorm, scale, g, field, partial,
         w, bias, prepared.weight, prepared.bias, prepared.stats, prepared.total,
         gain, positions, space, groups, width, sn, sc, sp, gn, gc, gp, units, w[0].numel(),
-        CENTERED=centered, BIAS=bias is not None, RELU=relu, COSINE=cosine,
-        SCALE=_scale_kind(scale), DSCALE=need_scale, BP=bp, BC=bc, **_row(w),
+        CENTERED=centered, BIAS=bias is not None, RELU=relu, COSINE=cosine, RAW=raw,
+        SCALE=_scale_kind(scale), DSCALE=need_scale, UNITS=units > 0,
+        **block, **row(w, block["num_warps"]),
     )  # fmt: skip
     dscale = like_scale(partial.sum(0), scale) if need_scale else None
     return prepared, Grad(g, field, None, dscale)
@@ -303,31 +268,102 @@ def end_grad(
     geometry: Geometry,
     centered: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """One launch: the correction of dx and the projection of the weights' gradient."""
+    """The correction of dx and the projection of the weights' gradient, in one launch."""
     if dx is None and dw is None:
         return None, None, None
-    groups = geometry.groups
-    x, (sn, sc, sp) = _flat(input)
-    space, depth = x[0, 0].numel(), x.shape[1] // groups
-    dx0, (gn, gc, gp) = (x, (sn, sc, sp)) if dx is None else _flat(dx)
-    out = dx0 if dx is None or dx.dtype == input.dtype else torch.empty_like(dx0, dtype=x.dtype)
-    w = _dense_rows(weight)
-    units = 0 if dw is None else weight.shape[0]
-    dv = w if dw is None else _like(dw, w)
-    new_w = w if dw is None else torch.empty_like(w)
-    new_b = None if bias is None or dw is None else torch.empty_like(bias)
-    name = _pass("end_grad", x.numel())
-    bp, bc = _tile(name, space, depth, gc)
-    positions = 0 if dx is None else x.shape[0] * space
-    fields = _three(step.field.shape[2:], 1)
-    inner = dict(zip(("IH", "IW"), _three(x.shape[2:], 1)[1:], strict=True))
-    outer = dict(zip(("OD", "OH", "OW"), fields, strict=True))
-    _launch(
-        fused.end_grad, name, triton.cdiv(positions, bp) * groups, units,
-        dx0, x, out, step.field, kept.mean,
-        dv, db, w, bias, new_w, new_b, prepared.stats,
-        positions, space, groups, depth, sn, sc, sp, gn, gc, gp, units, w[0].numel(),
-        **inner, **outer, **_shape(weight, geometry),
-        CENTERED=centered, BIAS=bias is not None, TAPS=_taps(weight), BP=bp, BC=bc, **_row(w),
+    new_w, new_b = (None, None) if dw is None else empty_grads(weight, bias)
+    out = (new_w, new_b)
+    new = _end_grad(
+        dx, dw, db, out, input, weight, bias, kept, prepared, step, geometry, centered, "small"
+    )
+    return new, new_w, new_b
+
+
+def correct(
+    dx: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    kept: Kept,
+    prepared: Weight,
+    step: Grad,
+    geometry: Geometry,
+    centered: bool,
+) -> Tensor | None:
+    """The correction of dx alone, in tiles for a large layer."""
+    none = (None, None)
+    return _end_grad(
+        dx, None, None, none, input, weight, bias, kept, prepared, step, geometry, centered,
+        "fields",
     )  # fmt: skip
-    return None if dx is None else out, None if dw is None else new_w, new_b
+
+
+def project(
+    dw: Tensor,
+    db: Tensor | None,
+    out: tuple[Tensor, Tensor | None],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    kept: Kept,
+    prepared: Weight,
+    step: Grad,
+    geometry: Geometry,
+    centered: bool,
+) -> None:
+    """The projection of the weights' gradient alone, into `out`."""
+    _end_grad(
+        None, dw, db, out, input, weight, bias, kept, prepared, step, geometry, centered, "small"
+    )
+
+
+def empty_grads(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    w = dense_rows(weight)
+    return torch.empty_like(w), None if bias is None else torch.empty_like(bias)
+
+
+def _end_grad(
+    dx: Tensor | None,
+    dw: Tensor | None,
+    db: Tensor | None,
+    out: tuple[Tensor | None, Tensor | None],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    kept: Kept,
+    prepared: Weight,
+    step: Grad,
+    geometry: Geometry,
+    centered: bool,
+    name: str,
+) -> Tensor | None:
+    """One launch over the positions of dx and over the units of dw, as far as they are wanted."""
+    groups = geometry.groups
+    x, (sn, sc, sp) = flat(input)
+    (space, positions), depth = _space(x), x.shape[1] // groups
+    dx0, (gn, gc, gp) = (x, (sn, sc, sp)) if dx is None else flat(dx)
+    new = dx0 if dx is None or dx.dtype == x.dtype else torch.empty_like(dx0, dtype=x.dtype)
+    w = dense_rows(weight)
+    dv = w if dw is None else _like(dw, w)
+    units = 0 if dw is None else w.shape[0]
+    block = tile(name, space, depth, gc)
+    programs = 0 if dx is None else triton.cdiv(positions, block["BP"]) * groups
+    inner = sizes("I", x.shape[2:])
+    fused.end_grad[(programs + units,)](
+        dx0, x, new, step.field, kept.mean, dv, db, w, bias, *out, prepared.stats,
+        positions, space, groups, depth, sn, sc, sp, gn, gc, gp, units, w[0].numel(),
+        IH=inner["IH"], IW=inner["IW"], **sizes("O", step.field.shape[2:]),
+        **window(weight, geometry), CENTERED=centered, BIAS=bias is not None,
+        FIELDS=programs > 0, UNITS=units > 0, RAW=prepared.rnorm is not None,
+        **block, **row(w, block["num_warps"]),
+    )  # fmt: skip
+    return None if dx is None else new
+
+
+def _like(x: Tensor, reference: Tensor) -> Tensor:
+    """x in the memory order of `reference`, whose rows are dense."""
+    return (
+        x
+        if x.stride() == reference.stride()
+        else torch.empty_like(reference, dtype=x.dtype).copy_(x)
+    )

@@ -54,10 +54,12 @@ def finish(
     centered: bool,
     relu: bool,
     keep: bool,
+    keep_unit: bool,
 ) -> Kept:
     """Everything after the product, which is overwritten; c is kept if asked for."""
     output, cosine = epilogue(product, *fields, weight, scale, gain, relu, keep, input.dtype)
-    return Kept(output, cosine, *fields, weight.stats)
+    unit = weight.weight if keep_unit else output.new_empty(0)
+    return Kept(output, cosine, *fields, weight.stats, unit)
 
 
 def start_grad(
@@ -73,7 +75,10 @@ def start_grad(
     need_scale: bool,
 ) -> tuple[Weight, Grad]:
     """Everything before the gradients of the product."""
-    prepared = prepare_weight(weight, bias, centered, dtype, kept.weight_stats)
+    if kept.unit.numel():
+        prepared = Weight(kept.unit, None, kept.weight_stats, None)
+    else:
+        prepared = prepare_weight(weight, bias, centered, dtype, kept.weight_stats)
     step = grad_epilogue(grad, kept, prepared, scale, gain, relu, dtype, need_scale)
     return prepared, step
 
@@ -262,10 +267,10 @@ def correct_input(
 ) -> Tensor:
     """dx = dx₀ - x·boxᵀ(s), for Pearson + boxᵀ(s·μx - Σ_k g μw); dx₀ is overwritten."""
     groups = step.field.shape[1]
-    maps = [step.field]
-    if weight.total is not None:
+    maps, centered = [step.field], mean.numel() > 0
+    if centered:
         shift = step.field * mean
-        if weight.rnorm is not None:
+        if weight.rnorm is not None and weight.total is not None:
             share = weight.total / _entries(weight.weight, weight.bias)
             leak = step.product * _per_channel(share, step.product)
             shift = shift - leak.unflatten(1, (groups, -1)).sum(2)
@@ -273,7 +278,7 @@ def correct_input(
     boxes = scatter(torch.cat(maps, 1), input.shape[2:], kernel_size, stride, padding, dilation)
     out = grad.to(step.field.dtype).unflatten(1, (groups, -1))
     out.addcmul_(input.unflatten(1, (groups, -1)), boxes[:, :groups].unsqueeze(2), value=-1)
-    if weight.total is not None:
+    if centered:
         out.add_(boxes[:, groups:].unsqueeze(2))
     return out.flatten(1, 2).to(input.dtype)
 

@@ -104,7 +104,7 @@ def forward(
     if relu and not (scale is None and gain == 1):
         y.relu_()
     stats = torch.stack([rw, torch.zeros_like(rw) if mw is None else mw])
-    return Kept(y, kept, rx, empty.clone() if mx is None else mx, stats)
+    return Kept(y, kept, rx, empty.clone() if mx is None else mx, stats, empty.clone())
 
 
 def backward(

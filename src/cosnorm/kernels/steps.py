@@ -6,6 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from cosnorm.reference import compute_dtype
+
 
 class Geometry(NamedTuple):
     """A linear layer has no spatial dimensions: rows are fields of one position."""
@@ -37,6 +39,16 @@ class Kept(NamedTuple):
     rnorm: Tensor
     mean: Tensor
     weight_stats: Tensor
+    unit: Tensor  # v, where `keeps_unit`
+
+
+def keeps_unit(input: Tensor, weight: Tensor) -> bool:
+    """Whether v is kept for backward: a copy in lower precision, as autocast makes them.
+
+    A plain layer keeps its copy of such weights too. Others are normalised again in backward, which
+    costs less than what they would hold.
+    """
+    return weight.dtype.itemsize > compute_dtype(input).itemsize
 
 
 class Grad(NamedTuple):

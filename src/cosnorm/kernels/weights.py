@@ -1,7 +1,7 @@
 """Triton: weight vectors centred, normalised and cast, and the projection of their gradient.
 
     unit       v = (w - μw) / |w - μw|, in float32, rounded once; Σv after rounding
-    project    dw = r_w (dv - mean(dv) - v⟨dv, v⟩)
+    project    dw = r_w (dv - mean(dv) - v⟨dv, v⟩), ⟨dv, v⟩ v = ⟨dv, w⟩ r_w² w
 
 A program serves a unit. A row's entries may lie in any order in memory, as long as they are dense.
 """
@@ -60,11 +60,12 @@ def _with_bias(row, bias_ptr, size, mean, m2, CENTERED: tl.constexpr, BIAS: tl.c
 @triton.jit
 def unit(
     row, w_ptr, bias_ptr, v_ptr, vb_ptr, stats_ptr, total_ptr, units, size,
-    CENTERED: tl.constexpr, BIAS: tl.constexpr, KNOWN: tl.constexpr,
+    CENTERED: tl.constexpr, BIAS: tl.constexpr, KNOWN: tl.constexpr, RAW: tl.constexpr,
     WHOLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Writes v, its bias entry, Σv and, unless they are known already, (1/|w|, μw).
 
+    RAW: writes the latter alone, as weights are multiplied as they are.
     WHOLE: a row fits into one block and is read once.
     """
     base = row.to(tl.int64) * size
@@ -90,34 +91,40 @@ def unit(
             rnorm, mean = row_stats(row, w_ptr, bias_ptr, size, CENTERED, BIAS, BLOCK)
         tl.store(stats_ptr + row, rnorm)
         tl.store(stats_ptr + units + row, mean)
-    if WHOLE:
-        v = ((w - mean) * rnorm).to(v_ptr.dtype.element_ty)
-        tl.store(v_ptr + base + i, v, mask=i < size)
-        total = tl.sum(tl.where(i < size, v.to(tl.float32), 0.0))
-    else:
-        total = 0.0
-        for start in range(0, size, BLOCK):
-            j = start + i
-            w = tl.load(w_ptr + base + j, mask=j < size, other=0.0).to(tl.float32)
+    if not RAW:
+        if WHOLE:
             v = ((w - mean) * rnorm).to(v_ptr.dtype.element_ty)
-            tl.store(v_ptr + base + j, v, mask=j < size)
-            total += tl.sum(tl.where(j < size, v.to(tl.float32), 0.0))
-    if BIAS:
-        b = tl.load(bias_ptr + row).to(tl.float32)
-        vb = ((b - mean) * rnorm).to(vb_ptr.dtype.element_ty)
-        tl.store(vb_ptr + row, vb)
-        total += vb.to(tl.float32)
-    if CENTERED:
-        tl.store(total_ptr + row, total)
+            tl.store(v_ptr + base + i, v, mask=i < size)
+            total = tl.sum(tl.where(i < size, v.to(tl.float32), 0.0))
+        else:
+            total = 0.0
+            for start in range(0, size, BLOCK):
+                j = start + i
+                w = tl.load(w_ptr + base + j, mask=j < size, other=0.0).to(tl.float32)
+                v = ((w - mean) * rnorm).to(v_ptr.dtype.element_ty)
+                tl.store(v_ptr + base + j, v, mask=j < size)
+                total += tl.sum(tl.where(j < size, v.to(tl.float32), 0.0))
+        if BIAS:
+            b = tl.load(bias_ptr + row).to(tl.float32)
+            vb = ((b - mean) * rnorm).to(vb_ptr.dtype.element_ty)
+            tl.store(vb_ptr + row, vb)
+            total += vb.to(tl.float32)
+        if CENTERED:
+            tl.store(total_ptr + row, total)
 
 
 @triton.jit
 def project(
     row, dv_ptr, dvb_ptr, w_ptr, bias_ptr, dw_ptr, db_ptr, stats_ptr, units, size,
-    CENTERED: tl.constexpr, BIAS: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
+    CENTERED: tl.constexpr, BIAS: tl.constexpr, RAW: tl.constexpr, WHOLE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """RAW: the product was taken with w, so that what stands for dv is r_w·dv already."""
     rnorm = tl.load(stats_ptr + row)
     mean = tl.load(stats_ptr + units + row)
+    factor = rnorm
+    if RAW:
+        factor = 1.0
     base = row.to(tl.int64) * size
     i = tl.arange(0, BLOCK)
     if WHOLE:
@@ -145,15 +152,15 @@ def project(
         entries = size + 1 if BIAS else size
         shift = total / entries
     if WHOLE:
-        dw = rnorm * (g - shift - w * pull)
+        dw = factor * (g - shift - w * pull)
         tl.store(dw_ptr + base + i, dw.to(dw_ptr.dtype.element_ty), mask=i < size)
     else:
         for start in range(0, size, BLOCK):
             j = start + i
             w = tl.load(w_ptr + base + j, mask=j < size, other=0.0).to(tl.float32) - mean
             g = tl.load(dv_ptr + base + j, mask=j < size, other=0.0).to(tl.float32)
-            dw = rnorm * (g - shift - w * pull)
+            dw = factor * (g - shift - w * pull)
             tl.store(dw_ptr + base + j, dw.to(dw_ptr.dtype.element_ty), mask=j < size)
     if BIAS:
-        db = rnorm * (gb - shift - b * pull)
+        db = factor * (gb - shift - b * pull)
         tl.store(db_ptr + row, db.to(db_ptr.dtype.element_ty))
