@@ -55,7 +55,12 @@ def export(
 @readable
 def predict(
     run: RunPath,
-    file: Annotated[Path, typer.Argument(help="An image, a folder of images, .npy or .npz.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="An image, a folder of images, .npy, .npz; 20news: text, a folder of .txt."
+        ),
+    ],
     averaged: Annotated[bool, typer.Option(help="The moving average, if there is one.")] = True,
     json: Json = False,
 ) -> None:

@@ -4,11 +4,14 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from cosnorm.data.text import TextFeatures
 
 Kind = Literal["image", "vector", "sparse"]
 
@@ -34,13 +37,17 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A training and a test part, on the CPU, as read from the publisher's files."""
+    """A training and a test part, on the CPU, as read from the publisher's files.
+
+    text: how texts became the rows of a set of documents, where the words are known.
+    """
 
     name: str
     train: Split
     test: Split
     classes: tuple[str, ...]
     kind: Kind
+    text: "TextFeatures | None" = None
 
     @property
     def sample_shape(self) -> tuple[int, ...]:

@@ -5,9 +5,10 @@ line, and a map of group names to labels. It was made from the bodies of the pos
 as runs of two or more letters; the same is done here to raw posts.
 """
 
-import re
 from array import array
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +20,15 @@ from cosnorm.data.places import first_existing, not_found
 from cosnorm.data.published import check_counts, check_labels
 from cosnorm.data.rows import take
 from cosnorm.data.splits import kept_rows
-from cosnorm.data.tfidf import Counts, Variant, features
+from cosnorm.data.text import TextFeatures, body_of, words_in
+from cosnorm.data.tfidf import Counts, Variant, Weighting, features, fitted
 
 KEPT = (11_200, 7_500)  # the paper drops the rest at random
 DROP_SEED = 69
 MOST_WORDS = 1 << 24  # where no list of words says how many there are
-WORD = re.compile(rb"[a-z]{2,}")
 
 Part = tuple[Counts, np.ndarray]
+Words = Sequence[bytes] | None  # by number, where they are known
 
 
 def news(root: Path, tfidf: Variant = "raw", min_df: int = 5, source: str = "auto") -> Dataset:
@@ -45,19 +47,25 @@ def news(root: Path, tfidf: Variant = "raw", min_df: int = 5, source: str = "aut
         raise DataError(f"20news: source must be 'auto', 'matlab' or 'raw', received {source!r}")
     matlab, posts = _matlab_folder(root), _posts_folder(root)
     if matlab and source != "raw":
-        train, test, classes = _read_matlab(matlab)
+        train, test, classes, words = _read_matlab(matlab)
     elif posts and source != "matlab":
-        train, test, classes = _read_posts(posts)
+        train, test, classes, words = _read_posts(posts)
     else:
         raise not_found("20news", root, "20news-bydate/matlab/ or 20news-bydate-train/")
-    x_train, x_test = features(train[0], test[0], tfidf, min_df)
+    weighting = fitted(train[0], tfidf, min_df)
     parts = []
-    for x, y, keep in ((x_train, train[1], KEPT[0]), (x_test, test[1], KEPT[1])):
-        rows = kept_rows(len(y), keep, DROP_SEED)
+    for (counts, y), keep in ((train, KEPT[0]), (test, KEPT[1])):
+        x, rows = features(counts, weighting), kept_rows(len(y), keep, DROP_SEED)
         parts.append(
             Split(take(x, torch.from_numpy(rows)), torch.from_numpy(y[rows].astype(np.int64)))
         )
-    return Dataset("20news", parts[0], parts[1], classes, "sparse")
+    text = None if words is None else _text_features(words, weighting)
+    return Dataset("20news", parts[0], parts[1], classes, "sparse", text)
+
+
+def _text_features(words: Sequence[bytes], weighting: Weighting) -> TextFeatures:
+    chosen = tuple(words[number] for number in weighting.words)
+    return TextFeatures(chosen, replace(weighting, words=np.arange(len(chosen))))
 
 
 def _matlab_folder(root: Path) -> Path | None:
@@ -70,7 +78,7 @@ def _posts_folder(root: Path) -> Path | None:
     return first_existing(f for f in folders if (f / "20news-bydate-train").is_dir())
 
 
-def _read_matlab(folder: Path) -> tuple[Part, Part, tuple[str, ...]]:
+def _read_matlab(folder: Path) -> tuple[Part, Part, tuple[str, ...], Words]:
     classes = _read_map(folder / "train.map")
     if _read_map(folder / "test.map") != classes:
         raise damaged(folder / "test.map", "it names other groups than train.map")
@@ -80,7 +88,8 @@ def _read_matlab(folder: Path) -> tuple[Part, Part, tuple[str, ...]]:
         check_labels(labels[part], len(classes), folder / f"{part}.label", first=1)
         triples[part] = _read_triples(folder / f"{part}.data", len(labels[part]))
     check_counts("20news", len(labels["train"]), len(labels["test"]), folder)
-    words = _vocabulary_size(folder)
+    known = _vocabulary(folder)
+    words = len(known) if known else None
     seen = max(int(part[:, 1].max()) for part in triples.values())
     if seen > (words or MOST_WORDS):
         raise damaged(
@@ -91,7 +100,7 @@ def _read_matlab(folder: Path) -> tuple[Part, Part, tuple[str, ...]]:
         document, word, count = triples[part].T
         shape = (len(labels[part]), words or seen)
         parts.append((Counts.from_triples(document - 1, word - 1, count, shape), labels[part] - 1))
-    return parts[0], parts[1], classes
+    return parts[0], parts[1], classes, known or None
 
 
 def _read_triples(path: Path, documents: int) -> np.ndarray:
@@ -138,13 +147,13 @@ def _read_map(path: Path) -> tuple[str, ...]:
     return tuple(pair[0] for pair in pairs)
 
 
-def _vocabulary_size(folder: Path) -> int | None:
-    """The number of words on the list, where the list is there (it is a download of its own)."""
+def _vocabulary(folder: Path) -> list[bytes] | None:
+    """The list of words, where it is there (it is a download of its own)."""
     path = first_existing([folder / "vocabulary.txt", folder.parent / "vocabulary.txt"])
-    return None if path is None else len(path.read_bytes().splitlines())
+    return None if path is None else [word.strip() for word in path.read_bytes().splitlines()]
 
 
-def _read_posts(root: Path) -> tuple[Part, Part, tuple[str, ...]]:
+def _read_posts(root: Path) -> tuple[Part, Part, tuple[str, ...], Words]:
     folders = [root / "20news-bydate-train", root / "20news-bydate-test"]
     if not folders[1].is_dir():
         raise not_found("20news", root, "20news-bydate-test/")
@@ -158,7 +167,7 @@ def _read_posts(root: Path) -> tuple[Part, Part, tuple[str, ...]]:
         document, word, count = np.frombuffer(triples, np.int64).reshape(-1, 3).T
         shape = (len(labels), len(numbers))
         parts.append((Counts.from_triples(document, word, count, shape), np.array(labels)))
-    return parts[0], parts[1], tuple(groups[0])
+    return parts[0], parts[1], tuple(groups[0]), list(numbers)
 
 
 def _read_part(
@@ -189,5 +198,4 @@ def count_words(path: Path) -> Counter[bytes]:
         raise damaged(
             path, f"cannot be read ({error})", "check the path and its permissions"
         ) from error
-    body = re.split(rb"\r?\n\r?\n", content, maxsplit=1)[-1]
-    return Counter(WORD.findall(body.lower()))
+    return words_in(body_of(content))

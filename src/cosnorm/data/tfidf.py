@@ -57,37 +57,56 @@ class Counts:
         return np.repeat(np.arange(self.documents), np.diff(self.indptr))
 
 
-def features(train: Counts, test: Counts, variant: Variant, min_df: int) -> tuple[Tensor, Tensor]:
-    """Both parts as float32 sparse CSR tensors over the words with df ≥ `min_df` on training."""
+@dataclass(frozen=True, eq=False)
+class Weighting:
+    """What the training documents decide.
+
+    words: the numbers of the words with df ≥ the minimum, ascending; one feature each.
+    idf, largest: of each feature, as above.
+    """
+
+    words: np.ndarray
+    idf: np.ndarray
+    largest: np.ndarray
+    variant: Variant
+
+
+def fitted(train: Counts, variant: Variant, min_df: int) -> Weighting:
+    """The weighting of the words with df ≥ `min_df` on training."""
     if variant not in ("raw", "l2"):
         raise DataError(f"tfidf must be 'raw' or 'l2', received {variant!r}")
     if not isinstance(min_df, int) or min_df < 1:
         raise DataError(f"min_df must be a whole number of at least 1, received {min_df!r}")
     df = np.bincount(train.words, minlength=train.vocabulary)
-    chosen = df >= min_df
-    if not chosen.any():
+    words = np.flatnonzero(df >= min_df)
+    if len(words) == 0:
         raise DataError(f"no word occurs in {min_df} training documents; lower min_df")
-    column = np.where(chosen, np.cumsum(chosen) - 1, -1)
-    idf = np.log((1 + train.documents) / (1 + df)) + 1
-    parts = [_weighted(part, idf, column, variant) for part in (train, test)]
-    largest = np.zeros(int(chosen.sum()))
-    np.maximum.at(largest, parts[0][1], parts[0][2])
-    return _scaled(*parts[0], largest), _scaled(*parts[1], largest)
+    idf = np.log((1 + train.documents) / (1 + df[words])) + 1
+    largest = np.zeros(len(words))
+    weighting = Weighting(words, idf, largest, variant)
+    _, columns, values = _weighted(train, weighting)
+    np.maximum.at(largest, columns, values)
+    return weighting
 
 
-def _weighted(
-    part: Counts, idf: np.ndarray, column: np.ndarray, variant: Variant
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def features(part: Counts, weighting: Weighting) -> Tensor:
+    """Documents as a float32 sparse CSR tensor (documents, features)."""
+    return _scaled(*_weighted(part, weighting), weighting.largest)
+
+
+def _weighted(part: Counts, weighting: Weighting) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """indptr, columns and tf·idf of the chosen words; rows of length one for `l2`."""
+    column = np.full(part.vocabulary, -1)
+    column[weighting.words] = np.arange(len(weighting.words))
     columns = column[part.words]
     kept = columns >= 0
-    rows = part.rows()[kept]
-    values = part.counts[kept] * idf[part.words[kept]]
-    if variant == "l2":
+    rows, columns = part.rows()[kept], columns[kept]
+    values = part.counts[kept] * weighting.idf[columns]
+    if weighting.variant == "l2":
         lengths = np.sqrt(np.bincount(rows, weights=values**2, minlength=part.documents))
         values /= lengths[rows]
     indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=part.documents))])
-    return indptr, columns[kept], values
+    return indptr, columns, values
 
 
 def _scaled(

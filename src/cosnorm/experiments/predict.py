@@ -9,9 +9,13 @@ import numpy as np
 import torch
 
 from cosnorm.data.errors import DataError, require
+from cosnorm.data.text import without_head
 from cosnorm.experiments.run import LoadedRun, load_run
+from cosnorm.experiments.storage import LocalStorage, Storage
+from cosnorm.experiments.vocabulary import read_vocabulary
 
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+_ARRAYS = (".npy", ".npz")
 
 
 def predict_file(
@@ -21,9 +25,14 @@ def predict_file(
 
     file: an image, a folder of images, an .npy of rows, or an .npz with rows under `x`, `x_test`,
     or as its only array. Images are brought to the size and the channels of the training images.
+    For a run on documents: a text file, one document, or a folder of .txt files. The head of a post
+    is left out, as it was in training.
     """
     loaded, path = load_run(run, averaged=averaged), Path(file)
-    if path.is_dir() or path.suffix.lower() in _IMAGES:
+    kind = path.suffix.lower()
+    if loaded.kind == "sparse" and kind not in (*_IMAGES, *_ARRAYS):
+        parts = _texts(loaded, LocalStorage(run), path)
+    elif path.is_dir() or kind in _IMAGES:
         parts = _images(loaded, path)
     else:
         parts = _arrays(path, loaded.kind == "image")
@@ -31,6 +40,37 @@ def predict_file(
         best = loaded.probabilities(rows).max(1)
         numbers = zip(names, best.indices.tolist(), best.values.tolist(), strict=True)
         yield from ((name, loaded.classes[k], p) for name, k, p in numbers)
+
+
+def _texts(
+    run: LoadedRun, storage: Storage, path: Path
+) -> Iterator[tuple[list[str], torch.Tensor]]:
+    text = read_vocabulary(storage, run.sample_shape[0])
+    files = sorted(path.rglob("*.txt")) if path.is_dir() else [path]
+    if not files:
+        raise DataError(f"{path}: no .txt file in this folder")
+    for start in range(0, len(files), 100):
+        part = files[start : start + 100]
+        rows = text.rows([_document(file) for file in part])
+        for file, count in zip(part, rows.crow_indices().diff().tolist(), strict=True):
+            if count == 0:
+                raise DataError(
+                    f"{file}: none of its words is among the {len(text.words):,} that the run "
+                    "knows; leave it out"
+                )
+        yield list(map(str, part)), rows
+
+
+def _document(path: Path) -> bytes:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    if b"\0" in content:
+        raise DataError(f"{path}: not a text file in UTF-8 or another plain encoding")
+    return without_head(content)
 
 
 def _images(run: LoadedRun, path: Path) -> Iterator[tuple[list[str], torch.Tensor]]:

@@ -5,6 +5,7 @@
 | config.json | every setting that decides the result |
 | environment.json | machine, versions, commit |
 | metrics.jsonl | an object per evaluation, appended |
+| vocabulary.safetensors | 20news: the words that are features, and their weights |
 | checkpoints/ | the last two states to go on from |
 | model.safetensors, ema.safetensors | final parameters, and their average where there is one |
 | summary.json | the result; written last, so its presence means that the run is over |
@@ -22,6 +23,8 @@ from typing import Any
 from cosnorm.experiments.config import Config
 from cosnorm.experiments.errors import ConfigError, RunError, StorageError
 from cosnorm.experiments.storage import LocalStorage, Storage
+
+VOCABULARY = "vocabulary.safetensors"
 
 
 @dataclass(frozen=True)
@@ -139,8 +142,8 @@ class RunFolder:
         except Exception:
             if is_new and not any(map(self.storage.names, ("checkpoints/", "metrics.jsonl"))):
                 with suppress(StorageError):
-                    self.storage.delete("config.json")
-                    self.storage.delete("environment.json")
+                    for name in ("config.json", "environment.json", VOCABULARY):
+                        self.storage.delete(name)
             raise
 
     def begin(self, config: Config, environment: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from cosnorm.experiments.learner import Learner, captured
 from cosnorm.experiments.record import RunFolder
 from cosnorm.experiments.session import Session
 from cosnorm.experiments.stopping import Stop
+from cosnorm.experiments.vocabulary import keep_vocabulary
 from cosnorm.experiments.watching import Watcher
 
 
@@ -47,6 +48,7 @@ def train(
         learner = Learner(config, dataset)
         run = Session(learner, dataset, folder, watcher)
         run.restore()
+        keep_vocabulary(folder.storage, dataset, watcher)
         watcher.begin(config, run.step, run.total, learner.batches.size)
         learner.batches.begin(run.step)
         advance = captured(learner) if learner.capturable else learner.step
