@@ -66,11 +66,12 @@ def train(
     if (epochs is None) == (steps is None):
         raise ConfigError("give either --epochs or --steps")
     config = _configured(dataset, method, seed, epochs, steps, settings)
+    from cosnorm.experiments.ranks import ranks_here
     from cosnorm.experiments.run import run
 
     watcher = watcher_for(json, config.name)
     try:
-        with resumable(out):
+        with resumable(out), ranks_here() as ranks:
             outcome = run(
                 config,
                 out,
@@ -79,9 +80,12 @@ def train(
                 stop=_stop(max_minutes),
                 checkpoint_seconds=checkpoint_seconds,
                 keep_checkpoints=keep_checkpoints,
+                ranks=ranks,
             )
     finally:
         _let_go(watcher)
+    if not ranks.is_first:  # which says all there is to say
+        raise typer.Exit(_code_of(outcome))
     if json or outcome.status == "done":  # else the last line, on stderr, says it all
         watcher.end(outcome.status, outcome.summary)
     _leave_unless_done([outcome], out)
@@ -104,6 +108,7 @@ def compare(
     **settings: Any,
 ) -> None:
     """Train every method with every seed; then one table, one picture, one page."""
+    _check_one_process()
     chosen = _methods(methods)
     configs = _all_configured(dataset, chosen, seeds, epochs, steps, settings)
     _tell_of_affine(chosen, settings)
@@ -135,6 +140,7 @@ def reproduce(
 
     if table not in (*PAPER, "all"):
         raise ConfigError(f"the table must be one of {', '.join(PAPER)} or all; got {table!r}")
+    _check_one_process()
     stop, chosen = _stop(max_minutes), _methods(methods)
     tables = PAPER if table == "all" else (table,)
     configs = {t: _all_configured(t, chosen, seeds, epochs, steps, settings) for t in tables}
@@ -159,6 +165,16 @@ def _configured(
     place = dataset if dataset in NAMED else str(Path(dataset).expanduser().resolve())
     others = {key: value for key, value in settings.items() if key != "device"}
     return configure(place, method, seed, device=device, epochs=epochs, steps=steps, **others)
+
+
+def _check_one_process() -> None:
+    from cosnorm.experiments.ranks import are_launched
+
+    if are_launched():
+        raise ConfigError(
+            "a comparison runs in one process; got several from torchrun: "
+            "use torchrun with `cosnorm train`"
+        )
 
 
 def _all_configured(
@@ -238,6 +254,12 @@ def _let_go(watcher: Any) -> None:
         watcher.progress.stop()
 
 
+def _code_of(outcome: "Outcome") -> int:
+    if outcome.reason is not None:
+        return STOPPED[outcome.reason]
+    return DIVERGED if outcome.status == "diverged" else 0
+
+
 def _leave_unless_done(outcomes: Sequence["Outcome"], out: Path) -> None:
     for outcome in outcomes:
         if outcome.status == "stopped":
@@ -245,10 +267,10 @@ def _leave_unless_done(outcomes: Sequence["Outcome"], out: Path) -> None:
             why = {"max_minutes": "the time is up"}.get(outcome.reason, outcome.reason)
             raise fail(
                 f"stopped ({why}) and saved in {out}: give the same command again to go on",
-                STOPPED[outcome.reason],
+                _code_of(outcome),
             )
         if outcome.status == "diverged":
             raise fail(
                 f"{closing('diverged', outcome.summary)}; recorded in {out}: try a lower --lr",
-                DIVERGED,
+                _code_of(outcome),
             )

@@ -62,6 +62,7 @@ class TextFeatures:
             for word, count in words_in(document).items()
             if word in self._columns
         ]
-        table = np.array(triples, dtype=np.int64).reshape(-1, 3)
-        counts = Counts.from_triples(*table.T, (len(documents), len(self.words)))
+        number, column, count = np.array(triples, dtype=np.int64).reshape(-1, 3).T
+        shape = (len(documents), len(self.words))
+        counts = Counts.from_triples(number, column, count, shape)
         return features(counts, self.weighting)

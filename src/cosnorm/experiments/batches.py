@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from cosnorm.data import Split, take
+from cosnorm.experiments.ranks import Alone, Ranks
 
 
 def seed_of(*parts: object) -> int:
@@ -23,9 +24,12 @@ class Batches:
     finds every row where an uninterrupted one has it.
 
     split: rows and classes, on the device. pipeline: stored rows to network input.
+    ranks: each takes its part of every batch, in the order of their numbers.
     """
 
-    def __init__(self, split: Split, pipeline: Any, batch_size: int, seed: int) -> None:
+    def __init__(
+        self, split: Split, pipeline: Any, batch_size: int, seed: int, ranks: Ranks | None = None
+    ) -> None:
         self.split, self.pipeline, self.seed = split, pipeline, seed
         rows, device = len(split), split.y.device
         self.size = min(batch_size, rows)
@@ -33,7 +37,17 @@ class Batches:
         self.order = torch.zeros(rows, dtype=torch.int64, device=device)
         self.draws = self._drawn(0)[1].to(device)
         self.place = torch.zeros((), dtype=torch.int64, device=device)
-        self.within = torch.arange(self.size, device=device)
+        self.within = self._share_of(ranks or Alone()).to(device)
+
+    def _share_of(self, ranks: Ranks) -> Tensor:
+        """The places of a rank in every batch."""
+        share, left = divmod(self.size, ranks.count)
+        if left:
+            raise ValueError(
+                f"a batch must have equal parts for all ranks; got {self.size} rows for "
+                f"{ranks.count} ranks: use a batch size that is a multiple of {ranks.count}"
+            )
+        return torch.arange(share) + ranks.rank * share
 
     def begin(self, step: int) -> None:
         """Be ready for `step`, counted from the beginning of the run."""
@@ -49,7 +63,7 @@ class Batches:
         return torch.randperm(rows, generator=generator), self.pipeline.draw(rows, generator)
 
     def next(self) -> tuple[Tensor, Tensor]:
-        """The next batch as network input and classes."""
+        """The next batch, or this rank's part of it, as network input and classes."""
         places = self.place * self.size + self.within
         self.place += 1
         rows = self.order.index_select(0, places)

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ from cosnorm.experiments.batches import Batches, seed_of
 from cosnorm.experiments.config import Config
 from cosnorm.experiments.inputs import pipeline_for
 from cosnorm.experiments.optimise import Update
+from cosnorm.experiments.ranks import Alone, Ranks
 
 _EVALUATION_ROWS = 1000
 
@@ -53,8 +55,8 @@ class Learner:
     value there, so on CUDA the whole of it is captured in one graph.
     """
 
-    def __init__(self, config: Config, dataset: Dataset) -> None:
-        self.config = config
+    def __init__(self, config: Config, dataset: Dataset, ranks: Ranks | None = None) -> None:
+        self.config, self.ranks = config, ranks or Alone()
         self.device = torch.device(config.device)
         self.sparse = dataset.kind == "sparse" and config.sparse
         self.pipeline = pipeline_for(config)
@@ -65,13 +67,11 @@ class Learner:
         if self._images_on_cuda:
             self.network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         self.train_part, self.test_part = self._placed(dataset.train), self._placed(dataset.test)
-        self.batches = Batches(self.train_part, self.pipeline, config.batch_size, config.seed)
-        if config.method == "batch" and self.batches.size < 2:
-            raise ValueError(
-                "the method batch needs at least 2 rows to normalise over, and the training part "
-                f"has {len(dataset.train)}: give it more, or use another method"
-            )
-        self.update = Update(self.network, config)
+        self.batches = Batches(
+            self.train_part, self.pipeline, config.batch_size, config.seed, self.ranks
+        )
+        self._check_batch_norm(len(dataset.train))
+        self.update = Update(self.network, config, in_parts=self.ranks.count == 1)
         self.average = (
             Average(self.network, config.ema_decay, config.ema_statistics)
             if config.ema_decay
@@ -82,6 +82,18 @@ class Learner:
         if config.compile:
             self.forward = torch.compile(self.network)
         self.network.train()
+
+    def _check_batch_norm(self, rows: int) -> None:
+        if self.config.method == "batch" and self.ranks.count > 1:
+            raise ValueError(
+                "the method batch normalises over a whole batch, which no rank has; got "
+                f"{self.ranks.count} ranks: train it in one process"
+            )
+        if self.config.method == "batch" and self.batches.size < 2:
+            raise ValueError(
+                "the method batch needs at least 2 rows to normalise over, and the training part "
+                f"has {rows}: give it more, or use another method"
+            )
 
     @property
     def capturable(self) -> bool:
@@ -104,17 +116,19 @@ class Learner:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=lower, cache_enabled=False)
 
     def step(self) -> None:
-        """Rows, augmentation, forward, loss, backward, update, average."""
+        """Rows, augmentation, forward, loss, backward, mean over ranks, update, average."""
         x, y = self.batches.next()
         with self.autocast():
             logits = self.forward(self._laid_out(x))
         loss = F.cross_entropy(logits.float(), y)
         self.update.clear()
         loss.backward()
+        loss = loss.detach()
+        self.ranks.average(chain(self.update.gradients(), (loss,)))
         self.update.apply()
         if self.average is not None:
             self.average.update()
-        self.loss += loss.detach()
+        self.loss += loss
 
     def wait(self) -> None:
         """Return when the steps begun so far are done: on CUDA the host runs ahead of them."""
@@ -159,11 +173,14 @@ class Learner:
             wrong += (logits.argmax(1) != y).sum()
             finite &= ~logits.isnan().any()
         network.train(mode)
-        return 100 * int(wrong) / len(self.test_part) if bool(finite) else float("nan")
+        counts = torch.stack((wrong, (~finite).long()))
+        self.ranks.total(counts)
+        mistakes, odd = counts.tolist()
+        return float("nan") if odd else 100 * mistakes / len(self.test_part)
 
     def _evaluation_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         rows = torch.arange(len(self.test_part), device=self.device)
-        for index in rows.split(_EVALUATION_ROWS):
+        for index in rows.split(_EVALUATION_ROWS)[self.ranks.rank :: self.ranks.count]:
             yield take(self.test_part.x, index), self.test_part.y[index]
 
 

@@ -1,7 +1,7 @@
 """The update of the parameters: plain SGD as in the paper, and the usual optimisers."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -32,16 +32,17 @@ class Update:
     """An optimiser whose whole state exists from the beginning, by name, in tensors.
 
     So a step can be captured in a graph before it ever ran, and a checkpoint can be loaded in
-    place. With plain SGD a sparse first layer is updated from the parts of its gradient.
+    place. With plain SGD a sparse first layer is updated from the parts of its gradient, unless
+    `in_parts` forbids it: parts cannot be averaged over ranks.
     """
 
-    def __init__(self, network: nn.Module, config: Config) -> None:
+    def __init__(self, network: nn.Module, config: Config, in_parts: bool = True) -> None:
         self.lr = config.lr
         self.parameters = list(network.parameters())
         self.optimizer = _optimizer(self.parameters, config)
         plain = config.optimizer == "sgd" and config.weight_decay == 0
         sparse = [layer for layer in network.modules() if isinstance(layer, SparseLinear)]
-        self.layers = sparse if plain else []
+        self.layers = sparse if plain and in_parts else []
         if not isinstance(self.optimizer, PlainSGD):
             self._make_state()
         for layer in self.layers:
@@ -73,6 +74,9 @@ class Update:
             for key, value in self.optimizer.state[parameter].items()
             if isinstance(value, Tensor)
         }
+
+    def gradients(self) -> Iterator[Tensor]:
+        return (p.grad for p in self.parameters if p.grad is not None)
 
     def clear(self) -> None:
         for parameter in self.parameters:

@@ -1,15 +1,16 @@
 """A run from its configuration to its folder, and back from the folder to a network."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cosnorm.experiments.config import Config
 from cosnorm.experiments.errors import RunError
+from cosnorm.experiments.ranks import Alone, Ranks
 from cosnorm.experiments.record import RunFolder
 from cosnorm.experiments.stopping import Stop
-from cosnorm.experiments.storage import LocalStorage, Storage
+from cosnorm.experiments.storage import LocalStorage, Nowhere, Storage
 from cosnorm.experiments.watching import Silence, Watcher
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def run(
     stop: Stop | None = None,
     checkpoint_seconds: float | None = None,
     keep_checkpoints: bool = True,
+    ranks: Ranks | None = None,
 ) -> "Outcome":
     """Begin the run in `out`, go on with it, or say that it is over.
 
@@ -37,6 +39,8 @@ def run(
     checkpoint_seconds: time between checkpoints, what a crash may cost; None for what takes no
         more than a fiftieth of the time.
     keep_checkpoints: keep the last two when the run is over, too.
+    ranks: the processes that train together, of which the first has the folder, the watcher and the
+        summary; None for this one alone.
     """
     import torch
 
@@ -44,12 +48,17 @@ def run(
     from cosnorm.experiments.inputs import dataset_for
     from cosnorm.experiments.train import Outcome, train
 
-    storage = LocalStorage(out) if isinstance(out, str | Path) else out
+    ranks = ranks or Alone()
+    storage: Storage = LocalStorage(out) if isinstance(out, str | Path) else out
+    if not ranks.is_first:
+        storage, watcher = Nowhere(), None
     watcher, stop, folder = watcher or Silence(), stop or Stop(), RunFolder(storage)
     folder.check(config)
     summary = folder.summary()
-    if summary is not None:
-        return Outcome("diverged" if summary["diverged"] else "done", summary)
+    if over := ranks.most(0 if summary is None else 1 + summary["diverged"]):
+        return Outcome(("done", "diverged")[over - 1], summary)
+    if ranks.count > 1 and config.device != "cpu":
+        raise RunError(f"several ranks train on CPUs only; got device {config.device}: use cpu")
     if config.device == "cuda" and not torch.cuda.is_available():
         raise RunError("no CUDA device is available to torch: use the device cpu")
     dataset = dataset or dataset_for(config, data_dir)
@@ -57,7 +66,7 @@ def run(
         here = environment(config.device)
         _warn_of_other_place(folder.read("environment.json") or here, here, watcher)
         with folder.begun(config, here):
-            return train(
+            outcome = train(
                 config,
                 dataset,
                 folder,
@@ -65,7 +74,9 @@ def run(
                 stop=stop,
                 checkpoint_seconds=checkpoint_seconds,
                 keep_checkpoints=keep_checkpoints,
+                ranks=ranks,
             )
+    return outcome if ranks.is_first else replace(outcome, summary=None)
 
 
 def _warn_of_other_place(

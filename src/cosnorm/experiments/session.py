@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from cosnorm.data import Dataset
 from cosnorm.experiments.checkpoint import drop_checkpoints, load_checkpoint, save_checkpoint, seal
 from cosnorm.experiments.config import Config
@@ -101,9 +103,16 @@ class Session:
             self._check_data(state["data"])
             self.learner.load(tensors)
             self.step, seconds = state["step"], state["seconds"]
+        self._share_state()
         drop_checkpoints(self.folder.storage, after=self.step if found else -1)
         self.folder.truncate_metrics(self.step)
         self.clock = Clock(seconds, self.step)
+
+    def _share_state(self) -> None:
+        """Every rank goes on from what the first has read."""
+        step = torch.tensor(self.step)
+        self.learner.ranks.share((step, *self.learner.state().values()))
+        self.step = int(step)
 
     def _check_data(self, before: Mapping[str, Any]) -> None:
         if before["fingerprint"] != self.data["fingerprint"]:

@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from cosnorm.experiments.ranks import Ranks
+
 REASONS = {signal.SIGINT: "SIGINT", signal.SIGTERM: "SIGTERM"}
+_BY_RANK = (None, "max_minutes", *REASONS.values())  # a later one goes before an earlier one
 
 
 class Interrupted(Exception):
@@ -37,6 +40,10 @@ class Stop:
         if self._signal is None and self._deadline is not None:
             return "max_minutes" if time.monotonic() >= self._deadline else None
         return self._signal
+
+    def agreed(self, ranks: Ranks) -> str | None:
+        """A reason that any rank has, for all to stop after the same step."""
+        return _BY_RANK[ranks.most(_BY_RANK.index(self.reason))]
 
     @contextmanager
     def listening(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
@@ -44,8 +44,7 @@ class Storage(Protocol):
         """Remove `name`; no error where there is none."""
         ...
 
-    @contextmanager
-    def claim(self) -> Iterator[None]:
+    def claim(self) -> AbstractContextManager[None]:
         """Keep other processes from writing here, as far as the storage can."""
         ...
 
@@ -131,6 +130,30 @@ class LocalStorage:
             yield
         finally:
             os.close(descriptor)
+
+
+class Nowhere:
+    """Keeps nothing: what all ranks but the first write to."""
+
+    label = "nowhere"
+
+    def read(self, name: str) -> bytes | None:
+        return None
+
+    def write(self, name: str, content: bytes) -> None:
+        pass
+
+    def append(self, name: str, content: bytes) -> None:
+        pass
+
+    def names(self, prefix: str) -> list[str]:
+        return []
+
+    def delete(self, name: str) -> None:
+        pass
+
+    def claim(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 def _lock(descriptor: int, root: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from cosnorm.data import Dataset
 from cosnorm.experiments.config import Config
 from cosnorm.experiments.learner import Learner, captured
+from cosnorm.experiments.ranks import Ranks
 from cosnorm.experiments.record import RunFolder
 from cosnorm.experiments.session import Session
 from cosnorm.experiments.stopping import Stop
@@ -37,6 +38,7 @@ def train(
     stop: Stop,
     checkpoint_seconds: float | None = None,
     keep_checkpoints: bool = True,
+    ranks: Ranks | None = None,
 ) -> Outcome:
     """Train from the folder's last checkpoint, or from the beginning, to the end.
 
@@ -45,7 +47,7 @@ def train(
     the metrics first and into a checkpoint after, so that none is lost and none is there twice.
     """
     with arithmetic(config), stop.listening():
-        learner = Learner(config, dataset)
+        learner = Learner(config, dataset, ranks)
         run = Session(learner, dataset, folder, watcher)
         run.restore()
         keep_vocabulary(folder.storage, dataset, watcher)
@@ -55,9 +57,9 @@ def train(
         run.clock.restart(run.step)
 
         while run.step < run.total:
-            if stop.reason:
+            if reason := stop.agreed(learner.ranks):
                 run.save()
-                return Outcome("stopped", reason=stop.reason)
+                return Outcome("stopped", reason=reason)
             if run.step % run.per_epoch == 0:
                 learner.batches.begin(run.step)
             advance()

@@ -1,0 +1,119 @@
+import pytest
+import torch
+from experiment_cases import config_for, image_data, sparse_data, vector_data
+
+from cosnorm.data import Split, unit_range
+from cosnorm.experiments.batches import Batches
+from cosnorm.experiments.errors import RunError
+from cosnorm.experiments.learner import Learner
+from cosnorm.experiments.ranks import Alone, ranks_here
+from cosnorm.experiments.run import run
+from cosnorm.experiments.storage import Nowhere
+
+
+class Pretended(Alone):
+    """One of several ranks, of which there is no other."""
+
+    def __init__(self, rank, count):
+        self.rank, self.count = rank, count
+        self.averaged, self.summed = [], []
+
+    def average(self, tensors):
+        self.averaged.append([tensor.clone() for tensor in tensors])
+
+    def total(self, tensor):
+        self.summed.append(tensor.clone())
+
+
+def test_the_parts_of_all_ranks_are_the_batch():
+    split = Split(torch.arange(30.0)[:, None], torch.arange(30))
+    whole = Batches(split, unit_range, 12, seed=0)
+    parts = [Batches(split, unit_range, 12, 0, Pretended(rank, 3)) for rank in range(3)]
+    for batches in (whole, *parts):
+        batches.begin(0)
+    for _ in range(whole.per_epoch):
+        together = torch.cat([part.next()[1] for part in parts])
+        assert torch.equal(together, whole.next()[1])
+
+
+@pytest.mark.parametrize(
+    ("method", "data"), [("pearson", vector_data), ("layer", image_data), ("cosine", sparse_data)]
+)
+def test_what_is_averaged_is_the_gradient_and_the_loss_of_the_whole_batch(method, data):
+    config = config_for(method, lr=0.1)
+    alone = Learner(config.override(optimizer="momentum"), data())
+    ranks = [Pretended(rank, 2) for rank in range(2)]
+    learners = [Learner(config, data(), each) for each in ranks]
+    for learner in (alone, *learners):
+        learner.batches.begin(0)
+        learner.step()
+    wanted = [*alone.update.gradients(), alone.loss.float()]
+    parts = [each.averaged[0] for each in ranks]
+    assert len(parts[0]) == len(parts[1]) == len(wanted)
+    for one, other, whole in zip(*parts, wanted, strict=True):
+        torch.testing.assert_close((one + other) / 2, whole, rtol=1e-5, atol=1e-6)
+
+
+def test_the_counts_of_all_ranks_are_the_evaluation():
+    data = vector_data(rows=20, test=2500)
+    alone = Learner(config_for(), data)
+    ranks = [Pretended(rank, 2) for rank in range(2)]
+    for each in ranks:
+        learner = Learner(config_for(), data, each)
+        learner.error(learner.network)
+    mistakes = sum(int(each.summed[0][0]) for each in ranks)
+    assert all(int(each.summed[0][0]) for each in ranks)
+    assert alone.error(alone.network) == 100 * mistakes / 2500
+
+
+def test_a_stop_of_any_rank_is_a_stop_of_all():
+    from cosnorm.experiments.stopping import Stop
+
+    class Other(Alone):
+        def most(self, number):
+            return max(number, 3)
+
+    assert Stop().agreed(Alone()) is None
+    assert Stop().agreed(Other()) == "SIGTERM"
+
+
+def test_only_the_first_has_a_folder_and_a_summary(tmp_path):
+    class Second(Alone):
+        rank, count, is_first = 1, 2, False
+
+    outcome = run(config_for(), tmp_path / "run", dataset=vector_data(), ranks=Second())
+    assert (outcome.status, outcome.summary) == ("done", None)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_several_ranks_cannot_do(tmp_path):
+    def with_ranks(count, **settings):
+        config = config_for(**settings)
+        run(config, tmp_path / "run", dataset=vector_data(), ranks=Pretended(0, count))
+
+    with pytest.raises(ValueError, match="got 10 rows for 3 ranks: use a batch size that is a mul"):
+        with_ranks(3)
+    with pytest.raises(ValueError, match=r"over a whole batch, which no rank has; got 2 ranks"):
+        with_ranks(2, method="batch")
+    with pytest.raises(RunError, match="several ranks train on CPUs only; got device cuda"):
+        with_ranks(2, device="cuda")
+
+
+def test_without_torchrun_a_process_is_alone(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    with ranks_here() as ranks:
+        assert isinstance(ranks, Alone)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with ranks_here() as ranks:
+        assert isinstance(ranks, Alone)
+
+
+def test_nowhere_keeps_nothing():
+    storage = Nowhere()
+    with storage.claim():
+        storage.write("a", b"1")
+        storage.append("a", b"2")
+        storage.delete("a")
+    assert storage.read("a") is None and storage.names("") == []
