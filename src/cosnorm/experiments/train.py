@@ -88,6 +88,8 @@ def _tf32(allowed: bool) -> Iterator[None]:
     parts = backends.cuda.matmul, backends.cudnn.conv
     before = [part.fp32_precision for part in parts]
     _allow_tf32(allowed, allowed)
+    for part in parts:
+        part.fp32_precision = "tf32" if allowed else "ieee"
     try:
         yield
     finally:
