@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from itertools import chain
 
 import torch
@@ -187,13 +188,14 @@ class Learner:
 def captured(learner: Learner) -> Callable[[], None]:
     """The learner's step as one CUDA graph; the state is as it was before.
 
-    Warm-up steps let libraries choose their algorithms and allocate outside the capture. Gradients
-    are made in the graph's own memory and stay there; what runs between replays (evaluation,
-    checkpoints) allocates elsewhere.
+    Warm-up steps let libraries choose their algorithms and allocate outside the capture, on the
+    stream that is then captured, which is one for all runs of a process: libraries keep memory for
+    every stream that they have met. Gradients are made in the graph's own memory and stay there;
+    what runs between replays (evaluation, checkpoints) allocates elsewhere.
     """
     places = [*learner.state().values(), learner.batches.place]
     before = [tensor.clone() for tensor in places]
-    side = torch.cuda.Stream()
+    side = _capture_stream(torch.cuda.current_device())
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
@@ -203,9 +205,14 @@ def captured(learner: Learner) -> Callable[[], None]:
     learner.update.clear()
     gc.collect()  # what an earlier run left in cycles must not be freed during the capture
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=side):
         learner.step()
     with torch.no_grad():
         for tensor, value in zip(places, before, strict=True):
             tensor.copy_(value)
     return graph.replay
+
+
+@cache
+def _capture_stream(device: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
