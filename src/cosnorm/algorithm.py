@@ -1,6 +1,7 @@
 """A layer, forward and backward, as the sequence of its steps; a backend supplies each step."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -11,7 +12,6 @@ from torch import Tensor
 
 from cosnorm.kernels import plain, rows
 from cosnorm.kernels.steps import Geometry, Kept, Weight, keeps_unit, memory_format
-from cosnorm.kernels.streams import beside
 from cosnorm.reference import compute_dtype, full_precision, keeps_cosine
 
 aten = torch.ops.aten
@@ -89,7 +89,7 @@ def _apart(
     steps: Any, input: Tensor, weight: Weight, geometry: Geometry, centered: bool
 ) -> tuple[Tensor, Any]:
     """The product, and beside it the statistics of the fields."""
-    with beside(input.device) as side:
+    with steps.beside(input.device) as side:
         product = _product(input.to(weight.weight.dtype), weight.weight, weight.bias, geometry)
         return product, steps.fields(input, weight, geometry, centered, product.shape, side)
 
@@ -175,20 +175,34 @@ def _backward_apart(
     relu: bool,
     need_scale: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """The gradient of the weights beside that of the input: each fills what the other leaves."""
+    """The longer one of the last two passes beside the product that it doesn't wait for.
+
+    That is the correction of dx, unless a layer has more weights than inputs: then it is the
+    projection of dw, and the weights are normalised again beside the product that needs none.
+    """
     x = input.to(compute_dtype(input))
+    heavy = 2 * weight.numel() > input.numel()
     prepared, step = steps.start_grad(
-        grad, kept, weight, bias, scale, gain, centered, relu, x.dtype, need_scale, True
+        grad, kept, weight, bias, scale, gain, centered, relu, x.dtype, need_scale, True, heavy
     )
     product = (step.product, x, prepared.weight, geometry)
     rest = (input, weight, bias, kept, prepared, step, geometry, centered)
-    new = steps.empty_grads(weight, bias)
-    with beside(input.device) as side:
-        dx, _, _ = _product_backward(*product, (True, False, False))
-        with side:
-            _, dw, db = _product_backward(*product, (False, True, bias is not None))
-            steps.project(dw, db, new, *rest)
-        dx = steps.correct(dx, *rest)
+    of_input, of_weight = (True, False, False), (False, True, bias is not None)
+    device, here = input.device, nullcontext()
+    if heavy:
+        with steps.beside(device) as side:
+            _, dw, db = _product_backward(*product, of_weight)
+            steps.units_again(prepared, kept, weight, bias, centered, side)
+        with steps.beside(device) as side:
+            dx, _, _ = _product_backward(*product, of_input)
+            new = steps.project(dw, db, *rest, side)
+            dx = steps.correct(dx, *rest, here)
+    else:
+        dx, _, _ = _product_backward(*product, of_input)
+        with steps.beside(device) as side:
+            _, dw, db = _product_backward(*product, of_weight)
+            dx = steps.correct(dx, *rest, side)
+            new = steps.project(dw, db, *rest, here)
     return dx, *new, step.scale
 
 

@@ -104,7 +104,7 @@ def _apply(
     scale, *rest = tail
     input = _autocast(input)
     bias = None if bias is None else bias.to(weight.dtype)  # they differ under autocast at most
-    if _transforming():
+    if transforming():
         return formula(input, weight, bias, scale, *geometry, *rest).output
     return getattr(torch.ops.cosnorm, name)(input, weight, bias, scale, *geometry, *rest)[0]
 
@@ -117,7 +117,7 @@ def _autocast(input: Tensor) -> Tensor:
     return input.to(torch.get_autocast_dtype(device))
 
 
-def _transforming() -> bool:
+def transforming() -> bool:
     """Whether torch.func or forward-mode differentiation is under way.
 
     Torch differentiates the reference by any of them, the ops by none: the autograd.Function that

@@ -12,10 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cosnorm.nn.methods import conv2d, linear
+from cosnorm.nn.methods import WITH_AFFINE, conv2d, linear
 from cosnorm.nn.sparse import SparseLinear
-
-_WITH_AFFINE = ("batch", "weight", "layer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +36,7 @@ class Recipe:
 
     @property
     def hidden(self) -> dict[str, Any]:
-        affine = self.affine and self.method in _WITH_AFFINE
+        affine = self.affine and self.method in WITH_AFFINE
         return {"bias": self.bias, "affine": affine, "activation": "relu"}
 
     @property

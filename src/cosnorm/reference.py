@@ -54,6 +54,18 @@ def autocasting(device: str) -> bool:
     return device in AUTOCAST_DEVICES and torch.is_autocast_enabled(device)
 
 
+def without_tf32() -> AbstractContextManager:
+    """cuDNN as it is set, but for TF32: torch's own context would reset every other switch too."""
+    now = torch.backends.cudnn
+    return now.flags(
+        enabled=now.enabled,
+        benchmark=now.benchmark,
+        benchmark_limit=now.benchmark_limit,
+        deterministic=now.deterministic,
+        allow_tf32=False,
+    )
+
+
 def full_precision(input: Tensor) -> AbstractContextManager:
     """Autocast off, where it is on; nothing else, so that exported graphs stay plain."""
     device = input.device.type

@@ -23,6 +23,7 @@ from cosnorm.reference import (
     moments,
     reciprocal,
     stats_dtype,
+    without_tf32,
 )
 
 CONVOLUTION_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -123,7 +124,7 @@ def taps(map: Tensor, kernel_size: Sequence[int], geometry: Geometry) -> Tensor:
     """
     size = math.prod(kernel_size)
     one_hot = torch.eye(size, dtype=map.dtype, device=map.device).view(1, size, *kernel_size)
-    with torch.backends.cudnn.flags(allow_tf32=False):  # statistics are float32, never less
+    with without_tf32():  # statistics are float32, never less
         reached = CONVOLUTION_TRANSPOSE[len(kernel_size)](
             map.flatten(0, 1).unsqueeze(1), one_hot, None, *geometry._replace(groups=1)
         )
@@ -246,7 +247,7 @@ def _input_grad(
     stacked = torch.cat(maps, 1).flatten(0, 1).unsqueeze(1).unflatten(2, shape[2:])
     place = of.x.new_empty(stacked.shape[0], 1, *of.x.shape[2:])
     ones = of.x.new_ones(1, 1, *kernel_size)
-    with torch.backends.cudnn.flags(allow_tf32=False):
+    with without_tf32():
         alone = geometry._replace(groups=1)
         boxes = _product_grads(stacked, place, ones, alone, (True, False))[0]
     boxes = boxes.squeeze(1).unflatten(0, (of.x.shape[0], groups * len(maps))).unsqueeze(2)

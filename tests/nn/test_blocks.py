@@ -174,6 +174,22 @@ def test_zero_weight_vector_gives_zero_and_no_gradient(kind):
     assert x.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_gradients_of_weight_normalisation(kind):
+    block = build("WeightNorm", kind, dtype=torch.float64)
+    x = sample(kind, dtype=torch.float64)
+
+    def output(weight):
+        return torch.func.functional_call(block, {"weight": weight}, x)
+
+    weight = block.weight.detach().requires_grad_()
+    assert torch.autograd.gradcheck(output, weight)
+    assert torch.autograd.gradgradcheck(output, weight)
+    by_function = torch.autograd.grad(output(weight).square().sum(), weight)[0]
+    by_transform = torch.func.grad(lambda w: output(w).square().sum())(weight)
+    torch.testing.assert_close(by_function, by_transform)
+
+
 @pytest.mark.parametrize("factor", [1e-15, 1e15])
 def test_weight_normalisation_forgets_the_length_of_the_weight(factor):
     block = build("WeightNorm", "Conv2d")

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
+from cosnorm import fold
 from cosnorm.benchmarks.peers import CONVOLUTIONS, LINEARS, Factory, compiled
 from cosnorm.benchmarks.timing import (
     graphed,
@@ -31,7 +33,7 @@ SIZES = {  # (batch, channels, side) of convolutions; (rows, in, out) of linear 
         "linear": [(8192, 4096, 4096)],
     },
 }
-MODES = ("forward", "backward", "both")
+MODES = ("forward", "backward", "both", "folded")  # folded: forward with normalised weights
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -64,7 +66,8 @@ def providers(kind: str, options: argparse.Namespace) -> dict[str, Factory]:
         for name in ("cosine, unfold", "pearson, unfold"):
             chosen.pop(name, None)
         if not options.no_compile:
-            for name in ("batch", "layer", "cosine, formula", "pearson, formula"):
+            ours = ("cosine", "pearson", "cosine, formula", "pearson, formula")
+            for name in ("batch", "layer", *ours):
                 chosen[f"{name}, compiled"] = compiled(chosen[name])
     for name in [n for n in chosen if n.endswith(", formula")]:
         chosen.pop(name)
@@ -80,6 +83,9 @@ def work(factory: Factory, x: torch.Tensor, mode: str, options: Any, out: int) -
     module = factory(x.shape[1], out).to(x.device, torch.float32 if options.autocast else dtype)
     if x.dim() == 4:
         module = module.to(memory_format=LAYOUTS[options.layout])  # pyright: ignore
+    if mode == "folded":
+        module = nn.Sequential(module).eval()
+        fold(module)
     leaves = [x, *(p for p in module.parameters() if p.requires_grad)]
 
     def forward() -> torch.Tensor:
@@ -88,7 +94,7 @@ def work(factory: Factory, x: torch.Tensor, mode: str, options: Any, out: int) -
 
     seed = torch.randn_like(forward())
     held = held_bytes(forward, leaves[1:])
-    if mode == "forward":
+    if mode in ("forward", "folded"):
 
         def run() -> None:
             with torch.no_grad():
@@ -116,8 +122,7 @@ def measure(kind: str, size: tuple[int, int, int], mode: str, options: Any) -> d
         timed, bytes_held = work(factory, x, mode, options, out)
         if "compiled" not in name:
             held[name] = bytes_held
-        in_graph = options.device == "cuda" and not options.launches
-        works[name] = graphed(timed) if in_graph and mode != "backward" else timed
+        works[name] = graphed(timed) if options.device == "cuda" and not options.launches else timed
     baseline = f"{kind}+relu"
     table = interleaved(
         works, rounds=options.rounds, baseline=baseline, cuda=options.device == "cuda"
@@ -162,7 +167,7 @@ def main(argv: list[str]) -> int:
                     results.append(
                         {"kind": kind, "size": size, "layout": layout, "mode": mode,
                          "dtype": options.dtype, "autocast": options.autocast,
-                         "graph": cuda and not options.launches and mode != "backward",
+                         "graph": cuda and not options.launches,
                          "providers": table}
                     )  # fmt: skip
                     write(options.out, report)

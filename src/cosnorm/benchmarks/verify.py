@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cosnorm import functional as F
+from cosnorm.reference import without_tf32
 
 # Beyond twice the error of plain torch in the same dtype (the rule), what rounding alone may add.
 SLACK = {
@@ -58,7 +59,10 @@ def compare(similar: Any, plain: Any, tensors: list[Tensor], slack: float) -> li
     return faults
 
 
-def _cases() -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]]:
+def _cases(cuda: bool) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]]:
+    if cuda:  # large enough for passes beside the products
+        yield "conv2d", (64, 256, 24, 24), (512, 256, 3, 3), {"padding": 1}
+        yield "linear", (4096, 2048), (4096, 2048), {}
     yield "linear", (70, 300), (65, 300), {}
     yield "conv1d", (3, 6, 31), (10, 3, 5), {"groups": 2, "dilation": 2, "padding": 3}
     for size, kernel, arguments in (
@@ -76,7 +80,7 @@ def verify(device: torch.device, dtypes: tuple[torch.dtype, ...]) -> int:
     faults, passed = [], 0
     generator = torch.Generator().manual_seed(0)
     for (kind, size, kernel, arguments), dtype, centered, last in itertools.product(
-        list(_cases()), dtypes, (False, True), (False, True)
+        list(_cases(device.type == "cuda")), dtypes, (False, True), (False, True)
     ):
         if last and kind != "conv2d":
             continue
@@ -88,7 +92,7 @@ def verify(device: torch.device, dtypes: tuple[torch.dtype, ...]) -> int:
             for shape in (size, kernel)
         ]
         similar, plain = (_layer(kind, arguments, prefix, centered) for prefix in ("cosine_", ""))
-        with torch.backends.cudnn.flags(allow_tf32=False):  # what is checked is the ops
+        with without_tf32():  # what is checked is the ops
             wrong = compare(similar, plain, tensors, SLACK[dtype])
         faults += [f"{kind}{size} {dtype} centered={centered} last={last} {w}" for w in wrong]
         passed += not wrong

@@ -21,7 +21,7 @@ from cosnorm.conversion.layers import (
     TransposedPearsonLinear,
     computed,
 )
-from cosnorm.functional import _autocast, _transforming
+from cosnorm.functional import _autocast, transforming
 from cosnorm.kernels.steps import LINEAR, Geometry, Weight, memory_format
 from cosnorm.nn import (
     CosineConv1d,
@@ -192,7 +192,7 @@ class FoldedConv(_Folded):
 def _by_kernels(input: Tensor) -> bool:
     """On a GPU, outside of any graph or transform, where nobody wants gradients."""
     graph = torch.compiler.is_compiling() or (torch.is_grad_enabled() and input.requires_grad)
-    return input.is_cuda and not graph and not _transforming()
+    return input.is_cuda and not graph and not transforming()
 
 
 def _total(weight: Tensor, bias: Tensor | None) -> Tensor:

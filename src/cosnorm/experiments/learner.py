@@ -18,7 +18,8 @@ from cosnorm.experiments.inputs import pipeline_for
 from cosnorm.experiments.optimise import Update
 from cosnorm.experiments.ranks import Alone, Ranks
 
-_EVALUATION_ROWS = 1000
+_EVALUATION_ROWS = {"mlp": 10_000}  # at once, of networks whose hidden layers are small
+_MOST_ROWS = 1000  # of the others
 
 
 def network_for(
@@ -181,7 +182,8 @@ class Learner:
 
     def _evaluation_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         rows = torch.arange(len(self.test_part), device=self.device)
-        for index in rows.split(_EVALUATION_ROWS)[self.ranks.rank :: self.ranks.count]:
+        most = _EVALUATION_ROWS.get(self.config.network, _MOST_ROWS)
+        for index in rows.split(most)[self.ranks.rank :: self.ranks.count]:
             yield take(self.test_part.x, index), self.test_part.y[index]
 
 

@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from cosnorm.kernels import fused as _fused
-from cosnorm.kernels.layout import dense_rows, flat, row, sizes, tile, window
+from cosnorm.kernels.layout import blocks, dense_rows, flat, row, sizes, tile, window
 from cosnorm.kernels.plain import like_scale
 from cosnorm.kernels.steps import Geometry, Grad, Kept, Weight
+from cosnorm.kernels.streams import beside as beside
 from cosnorm.reference import keeps_cosine
 
 fused: Any = _fused  # its functions take launch options that their signatures don't name
@@ -22,8 +22,7 @@ fused: Any = _fused  # its functions take launch options that their signatures d
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MOST_TAPS = 128
 _WINDOWS = 64  # fields of a program that only sums windows
-_WORTH = 1 << 34  # multiplications of a layer from which a second stream pays, launches counted
-_WORTH_CAPTURED = 1 << 31  # the same in a CUDA graph, where launches are free
+_WORTH = 1 << 33  # multiplications of a layer from which a second stream pays for its launches
 
 
 class Fields(NamedTuple):
@@ -49,12 +48,8 @@ def serves(input: Tensor, weight: Tensor) -> bool:
 
 def apart(input: Tensor, weight: Tensor) -> bool:
     """Whether a layer is large enough for passes beside its products."""
-    if input.device.type != "cuda":
-        return False
     work = input.numel() // input.shape[1] * weight.numel()
-    if work < _WORTH_CAPTURED:
-        return False
-    return work >= _WORTH or torch.cuda.is_current_stream_capturing()
+    return input.device.type == "cuda" and work >= _WORTH
 
 
 def _space(x: Tensor) -> tuple[int, int]:
@@ -149,7 +144,7 @@ def _prepare(
     w = prepared.weight if weight is None else dense_rows(weight)
     count = 0 if weight is None else w.shape[0]
     block = tile(name, space, depth, sc)
-    programs = 0 if found is None else triton.cdiv(positions, block["BP"]) * groups
+    programs = 0 if found is None else blocks(positions, block["BP"]) * groups
     fused.prepare[(programs + count,)](
         x, mean, square, w, bias, prepared.weight, prepared.bias, prepared.stats, prepared.total,
         positions, space, groups, depth, sn, sc, sp, count, w[0].numel(),
@@ -165,7 +160,7 @@ def _windows(
     rnorm, groups = found.rnorm, geometry.groups
     assert rnorm is not None
     outer = sizes("O", rnorm.shape[2:])
-    fused.windows[(triton.cdiv(rnorm.numel(), _WINDOWS),)](
+    fused.windows[(blocks(rnorm.numel(), _WINDOWS),)](
         found.mean, found.square, rnorm, found.centre, rnorm.numel(), _space(rnorm)[0], groups,
         input.shape[1] // groups, **sizes("I", input.shape[2:]), OH=outer["OH"], OW=outer["OW"],
         **window(weight.weight, geometry), CENTERED=centered, BIAS=weight.bias is not None,
@@ -200,7 +195,7 @@ def finish(
         mean = rnorm.new_empty(maps if centered else (0,))
     block = tile("finish" if ready else "small", space, width, sc)
     outer = sizes("O", z.shape[2:])
-    fused.finish[(triton.cdiv(positions, block["BP"]) * groups,)](
+    fused.finish[(blocks(positions, block["BP"]) * groups,)](
         z, y, cosine, fields.mean, fields.square, rnorm, mean, weight.total, weight.stats, scale,
         gain, positions, space, groups, input.shape[1] // groups, width, sn, sc, sp,
         **sizes("I", input.shape[2:]), OH=outer["OH"], OW=outer["OW"],
@@ -224,8 +219,12 @@ def start_grad(
     dtype: torch.dtype,
     need_scale: bool,
     apart: bool = False,
+    later: bool = False,
 ) -> tuple[Weight, Grad]:
-    """One launch: g and s from dy, and the unit weights again where they were not kept."""
+    """One launch: g and s from dy, and the unit weights again where they were not kept.
+
+    later: leave those to `units_again`.
+    """
     cosine = keeps_cosine(scale, relu)
     y, (sn, sc, sp) = flat(kept.cosine if cosine else kept.output)
     dy, (gn, gc, gp) = flat(grad)
@@ -237,13 +236,15 @@ def start_grad(
     if kept.unit.numel():
         prepared = Weight(kept.unit, None, kept.weight_stats, None)
     else:
-        prepared = _empty_unit(weight, bias, centered, dtype)._replace(stats=kept.weight_stats)
+        prepared = _empty_unit(weight, bias, centered, dtype)
     raw = prepared.rnorm is not None
-    units = 0 if raw or kept.unit.numel() else w.shape[0]
+    if raw or not later:
+        prepared = prepared._replace(stats=kept.weight_stats)
+    units = 0 if raw or later or kept.unit.numel() else w.shape[0]
     block = tile("fields" if apart else "small", space, width, sc)
-    blocks = triton.cdiv(positions, block["BP"])
-    partial = y.new_empty((blocks, w.shape[0]) if need_scale else (0,), dtype=torch.float32)
-    fused.start_grad[(blocks * groups + units,)](
+    programs = blocks(positions, block["BP"])
+    partial = y.new_empty((programs, w.shape[0]) if need_scale else (0,), dtype=torch.float32)
+    fused.start_grad[(programs * groups + units,)](
         dy, y, kept.rnorm, scale, g, field, partial,
         w, bias, prepared.weight, prepared.bias, prepared.stats, prepared.total,
         gain, positions, space, groups, width, sn, sc, sp, gn, gc, gp, units, w[0].numel(),
@@ -253,6 +254,20 @@ def start_grad(
     )  # fmt: skip
     dscale = like_scale(partial.sum(0), scale) if need_scale else None
     return prepared, Grad(g, field, None, dscale)
+
+
+def units_again(
+    prepared: Weight,
+    kept: Kept,
+    weight: Tensor,
+    bias: Tensor | None,
+    centered: bool,
+    side: AbstractContextManager,
+) -> None:
+    """The unit weights that `start_grad` left for later."""
+    if prepared.rnorm is None and not kept.unit.numel():
+        with side:
+            _prepare(weight, None, 1, weight, bias, prepared, centered, "small")
 
 
 def end_grad(
@@ -271,12 +286,10 @@ def end_grad(
     """The correction of dx and the projection of the weights' gradient, in one launch."""
     if dx is None and dw is None:
         return None, None, None
-    new_w, new_b = (None, None) if dw is None else empty_grads(weight, bias)
-    out = (new_w, new_b)
-    new = _end_grad(
-        dx, dw, db, out, input, weight, bias, kept, prepared, step, geometry, centered, "small"
+    side = nullcontext()
+    return _end_grad(
+        dx, dw, db, input, weight, bias, kept, prepared, step, geometry, centered, side, "small"
     )
-    return new, new_w, new_b
 
 
 def correct(
@@ -289,19 +302,16 @@ def correct(
     step: Grad,
     geometry: Geometry,
     centered: bool,
+    side: AbstractContextManager,
 ) -> Tensor | None:
     """The correction of dx alone, in tiles for a large layer."""
-    none = (None, None)
-    return _end_grad(
-        dx, None, None, none, input, weight, bias, kept, prepared, step, geometry, centered,
-        "fields",
-    )  # fmt: skip
+    rest = (input, weight, bias, kept, prepared, step, geometry, centered)
+    return _end_grad(dx, None, None, *rest, side, "fields")[0]
 
 
 def project(
     dw: Tensor,
     db: Tensor | None,
-    out: tuple[Tensor, Tensor | None],
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -310,23 +320,17 @@ def project(
     step: Grad,
     geometry: Geometry,
     centered: bool,
-) -> None:
-    """The projection of the weights' gradient alone, into `out`."""
-    _end_grad(
-        None, dw, db, out, input, weight, bias, kept, prepared, step, geometry, centered, "small"
-    )
-
-
-def empty_grads(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    w = dense_rows(weight)
-    return torch.empty_like(w), None if bias is None else torch.empty_like(bias)
+    side: AbstractContextManager,
+) -> tuple[Tensor | None, Tensor | None]:
+    """The projection of the weights' gradient alone."""
+    rest = (input, weight, bias, kept, prepared, step, geometry, centered)
+    return _end_grad(None, dw, db, *rest, side, "small")[1:]
 
 
 def _end_grad(
     dx: Tensor | None,
     dw: Tensor | None,
     db: Tensor | None,
-    out: tuple[Tensor | None, Tensor | None],
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -335,29 +339,32 @@ def _end_grad(
     step: Grad,
     geometry: Geometry,
     centered: bool,
+    side: AbstractContextManager,
     name: str,
-) -> Tensor | None:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """One launch over the positions of dx and over the units of dw, as far as they are wanted."""
     groups = geometry.groups
     x, (sn, sc, sp) = flat(input)
     (space, positions), depth = _space(x), x.shape[1] // groups
     dx0, (gn, gc, gp) = (x, (sn, sc, sp)) if dx is None else flat(dx)
-    new = dx0 if dx is None or dx.dtype == x.dtype else torch.empty_like(dx0, dtype=x.dtype)
+    new_x = dx0 if dx is None or dx.dtype == x.dtype else torch.empty_like(dx0, dtype=x.dtype)
     w = dense_rows(weight)
-    dv = w if dw is None else _like(dw, w)
+    dv, new_w = (w, None) if dw is None else (_like(dw, w), torch.empty_like(w))
+    new_b = None if bias is None or dw is None else torch.empty_like(bias)
     units = 0 if dw is None else w.shape[0]
     block = tile(name, space, depth, gc)
-    programs = 0 if dx is None else triton.cdiv(positions, block["BP"]) * groups
+    programs = 0 if dx is None else blocks(positions, block["BP"]) * groups
     inner = sizes("I", x.shape[2:])
-    fused.end_grad[(programs + units,)](
-        dx0, x, new, step.field, kept.mean, dv, db, w, bias, *out, prepared.stats,
-        positions, space, groups, depth, sn, sc, sp, gn, gc, gp, units, w[0].numel(),
-        IH=inner["IH"], IW=inner["IW"], **sizes("O", step.field.shape[2:]),
-        **window(weight, geometry), CENTERED=centered, BIAS=bias is not None,
-        FIELDS=programs > 0, UNITS=units > 0, RAW=prepared.rnorm is not None,
-        **block, **row(w, block["num_warps"]),
-    )  # fmt: skip
-    return None if dx is None else new
+    with side:
+        fused.end_grad[(programs + units,)](
+            dx0, x, new_x, step.field, kept.mean, dv, db, w, bias, new_w, new_b, prepared.stats,
+            positions, space, groups, depth, sn, sc, sp, gn, gc, gp, units, w[0].numel(),
+            IH=inner["IH"], IW=inner["IW"], **sizes("O", step.field.shape[2:]),
+            **window(weight, geometry), CENTERED=centered, BIAS=bias is not None,
+            FIELDS=programs > 0, UNITS=units > 0, RAW=prepared.rnorm is not None,
+            **block, **row(w, block["num_warps"]),
+        )  # fmt: skip
+    return None if dx is None else new_x, new_w, new_b
 
 
 def _like(x: Tensor, reference: Tensor) -> Tensor:

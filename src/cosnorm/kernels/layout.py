@@ -4,9 +4,10 @@ Tensors are taken as (batch, channels, positions) by three strides, whatever the
 is wide in the dimension that is dense in memory.
 """
 
+import math
 from collections.abc import Iterable
+from functools import lru_cache
 
-import triton
 from torch import Tensor
 
 from cosnorm.kernels.steps import Geometry
@@ -57,21 +58,35 @@ def dense_rows(weight: Tensor) -> Tensor:
     return weight if weight.stride(0) == size or weight.shape[0] == 1 else weight.contiguous()
 
 
+@lru_cache(maxsize=1024)
+def _tile(size: int, warps: int, dense: bool, depth: int) -> dict[str, int]:
+    if dense:
+        channels = min(power(depth), size)
+        return {"BP": max(1, min(64, size // channels)), "BC": channels, "num_warps": warps}
+    channels = max(1, min(power(depth), size // 128))
+    return {"BP": 128, "BC": channels, "num_warps": warps}
+
+
 def tile(name: str, space: int, depth: int, channel_stride: int) -> dict[str, int]:
     """Positions, channels and warps of a tile, wide where memory is dense."""
-    size, warps = _TILES[name]
-    if channel_stride == 1 or space == 1:
-        channels = min(triton.next_power_of_2(depth), size)
-        return {"BP": max(1, min(64, size // channels)), "BC": channels, "num_warps": warps}
-    channels = max(1, min(triton.next_power_of_2(depth), size // 128))
-    return {"BP": 128, "BC": channels, "num_warps": warps}
+    return _tile(*_TILES[name], channel_stride == 1 or space == 1, depth)
 
 
 def row(weight: Tensor, warps: int = 4) -> dict[str, int]:
     """The block of a weight vector: whole if it fits, so that it is read once."""
-    size = triton.next_power_of_2(weight[0].numel())
+    size = power(weight[0].numel())
     most = MOST_ROW if warps > 1 else MOST_ROW // 8
     return {"WHOLE": size <= most, "BW": min(size, most)}
+
+
+def blocks(count: int, size: int) -> int:
+    """How many blocks of a size it takes."""
+    return -(-count // size)
+
+
+def power(count: int) -> int:
+    """The power of two that is not less. (Triton's own takes longer than a launch should.)"""
+    return 1 << (count - 1).bit_length()
 
 
 def three(values: Iterable[int], fill: int) -> list[int]:
@@ -79,18 +94,29 @@ def three(values: Iterable[int], fill: int) -> list[int]:
     return [fill] * (3 - len(values)) + values
 
 
-def sizes(name: str, values: Iterable[int]) -> dict[str, int]:
+@lru_cache(maxsize=1024)
+def sizes(name: str, values: tuple[int, ...]) -> dict[str, int]:
     """Spatial sizes as the kernels name them: D, H and W of `name`."""
     return {name + axis: v for axis, v in zip("DHW", three(values, 1), strict=True)}
 
 
 def window(weight: Tensor, geometry: Geometry) -> dict[str, int]:
     """The taps of a field, and where they lie."""
-    padding = dict(zip(("PD", "PH", "PW"), three(geometry.padding, 0), strict=True))
+    stride, padding, dilation, _ = geometry
+    return _window(weight.shape[2:], tuple(stride), tuple(padding), tuple(dilation))
+
+
+@lru_cache(maxsize=1024)
+def _window(
+    taps: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+) -> dict[str, int]:
     return {
-        **sizes("K", weight.shape[2:]),
-        **sizes("S", geometry.stride),
-        **sizes("D", geometry.dilation),
-        **padding,
-        "TAPS": triton.next_power_of_2(weight[0, 0].numel()),
+        **sizes("K", taps),
+        **sizes("S", stride),
+        **sizes("D", dilation),
+        **dict(zip(("PD", "PH", "PW"), three(padding, 0), strict=True)),
+        "TAPS": power(math.prod(taps)),
     }

@@ -21,10 +21,12 @@ layers, held as `norm` (`norm.weight`, `norm.bias`, `norm.running_mean`, …), s
 is `gain` and `shift`.
 """
 
+import torch
 from torch import Tensor, nn
 
+from cosnorm.functional import transforming
 from cosnorm.nn.frame import Block, ConvBlock, LinearBlock
-from cosnorm.reference import unit_weight
+from cosnorm.reference import stats_dtype, unit_weight
 
 
 class _Normed(Block):
@@ -56,6 +58,36 @@ class _Layer(_Normed):
             self.norm = nn.LayerNorm(len(self.weight), elementwise_affine=affine, **place)
 
 
+def _unit(weight: Tensor) -> Tensor:
+    return unit_weight(weight, None, False, weight.dtype).weight
+
+
+class _Unit(torch.autograd.Function):
+    """`_unit` with its gradient r_w (dv - v⟨dv, v⟩) in a few passes; a zero vector's is zero."""
+
+    @staticmethod
+    def forward(ctx, weight: Tensor) -> Tensor:
+        wide = weight.to(stats_dtype(weight.dtype))
+        norm = torch.linalg.vector_norm(wide, dim=_entries(weight), keepdim=True)
+        rnorm = norm.reciprocal().masked_fill_(norm == 0, 0)
+        unit = (wide * rnorm).to(weight.dtype)
+        ctx.save_for_backward(weight, unit, rnorm)
+        return unit
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        weight, unit, rnorm = ctx.saved_tensors
+        if torch.is_grad_enabled():  # to be differentiated again
+            return torch.func.vjp(_unit, weight)[1](grad)[0]
+        v, dv = unit.to(rnorm.dtype), grad.to(rnorm.dtype)
+        dot = (dv * v).sum(_entries(weight), keepdim=True)
+        return torch.addcmul(dv, v, dot, value=-1).mul_(rnorm).to(weight.dtype)
+
+
+def _entries(weight: Tensor) -> tuple[int, ...]:
+    return tuple(range(1, weight.dim()))
+
+
 class _Weight(Block):
     def _add_norm(self, affine: bool) -> None:
         outputs = len(self.weight)
@@ -68,8 +100,8 @@ class _Weight(Block):
             nn.init.zeros_(self.shift)
 
     def _normalised(self, input: Tensor) -> Tensor:
-        unit = unit_weight(self.weight, None, False, self.weight.dtype)
-        z = self._product(input, unit.weight)
+        plain = torch.compiler.is_compiling() or transforming()  # what a compiler fuses itself
+        z = self._product(input, _unit(self.weight) if plain else _Unit.apply(self.weight))
         if self.gain is None or self.shift is None:
             return z
         return z * self._per_output(self.gain, z) + self._per_output(self.shift, z)

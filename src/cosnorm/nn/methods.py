@@ -25,7 +25,7 @@ from cosnorm.nn.scale import LearnScale
 Method = Literal["pearson", "cosine", "batch", "weight", "layer", "none"]
 METHODS: tuple[Method, ...] = ("pearson", "cosine", "batch", "weight", "layer", "none")
 
-_WITH_AFFINE = ("batch", "weight", "layer")
+WITH_AFFINE = ("batch", "weight", "layer")
 _LINEAR: dict[str, Any] = {
     "pearson": PearsonLinear,
     "cosine": CosineLinear,
@@ -64,11 +64,11 @@ def _chosen(kinds: dict[str, Any], method: str, affine: bool) -> tuple[Any, dict
     """The class for a method, and `affine` where that class knows it."""
     if method not in kinds:
         raise ValueError(f"method must be one of {', '.join(METHODS)}; got {method!r}")
-    if method in _WITH_AFFINE:
+    if method in WITH_AFFINE:
         return kinds[method], {"affine": affine}
     if affine:
         raise ValueError(
-            f"affine belongs to the methods {', '.join(_WITH_AFFINE)}; got method {method!r}: "
+            f"affine belongs to the methods {', '.join(WITH_AFFINE)}; got method {method!r}: "
             "use learn_scale='per_output', bias=True or both"
         )
     return kinds[method], {}
