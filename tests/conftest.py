@@ -7,6 +7,8 @@ import torch
 
 if not torch.cuda.is_available():  # before anything imports triton: its kernels run on the CPU
     os.environ["TRITON_INTERPRET"] = "1"
+else:  # what cuBLAS asks for before it promises to repeat itself
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 # Two test processes share the cores; more threads each would only make them wait for one another.
 torch.set_num_threads(int(os.environ.get("COSNORM_TEST_THREADS", "1")))

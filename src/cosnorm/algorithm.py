@@ -1,7 +1,6 @@
 """A layer, forward and backward, as the sequence of its steps; a backend supplies each step."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -89,9 +88,13 @@ def _apart(
     steps: Any, input: Tensor, weight: Weight, geometry: Geometry, centered: bool
 ) -> tuple[Tensor, Any]:
     """The product, and beside it the statistics of the fields."""
+    found = steps.empty_fields(input, weight, geometry, centered)
+    x = input.to(weight.weight.dtype)
     with steps.beside(input.device) as side:
-        product = _product(input.to(weight.weight.dtype), weight.weight, weight.bias, geometry)
-        return product, steps.fields(input, weight, geometry, centered, product.shape, side)
+        product = _product(x, weight.weight, weight.bias, geometry)
+        with side:
+            steps.fields_beside(input, weight, found, geometry, centered)
+    return product, found
 
 
 def infer(
@@ -175,35 +178,21 @@ def _backward_apart(
     relu: bool,
     need_scale: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """The longer one of the last two passes beside the product that it doesn't wait for.
-
-    That is the correction of dx, unless a layer has more weights than inputs: then it is the
-    projection of dw, and the weights are normalised again beside the product that needs none.
-    """
+    """The gradient of the weights beside that of the input: each fills what the other leaves."""
     x = input.to(compute_dtype(input))
-    heavy = 2 * weight.numel() > input.numel()
     prepared, step = steps.start_grad(
-        grad, kept, weight, bias, scale, gain, centered, relu, x.dtype, need_scale, True, heavy
+        grad, kept, weight, bias, scale, gain, centered, relu, x.dtype, need_scale, True
     )
     product = (step.product, x, prepared.weight, geometry)
     rest = (input, weight, bias, kept, prepared, step, geometry, centered)
-    of_input, of_weight = (True, False, False), (False, True, bias is not None)
-    device, here = input.device, nullcontext()
-    if heavy:
-        with steps.beside(device) as side:
-            _, dw, db = _product_backward(*product, of_weight)
-            steps.units_again(prepared, kept, weight, bias, centered, side)
-        with steps.beside(device) as side:
-            dx, _, _ = _product_backward(*product, of_input)
-            new = steps.project(dw, db, *rest, side)
-            dx = steps.correct(dx, *rest, here)
-    else:
-        dx, _, _ = _product_backward(*product, of_input)
-        with steps.beside(device) as side:
-            _, dw, db = _product_backward(*product, of_weight)
-            dx = steps.correct(dx, *rest, side)
-            new = steps.project(dw, db, *rest, here)
-    return dx, *new, step.scale
+    out = steps.empty_grads(None, input, weight, bias)
+    with steps.beside(input.device) as side:
+        dx, _, _ = _product_backward(*product, (True, False, False))
+        with side:
+            _, dw, db = _product_backward(*product, (False, True, bias is not None))
+            steps.project(dw, db, out, *rest)
+        dx = steps.correct(dx, *rest)
+    return dx, *out[1:], step.scale
 
 
 def _product_backward(

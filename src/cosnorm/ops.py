@@ -16,7 +16,14 @@ from torch import Tensor
 from torch._decomp import register_decomposition
 
 from cosnorm import algorithm, reference, transposed
-from cosnorm.kernels.steps import LINEAR, Geometry, Kept, keeps_unit, memory_format
+from cosnorm.kernels.steps import (
+    LINEAR,
+    Geometry,
+    Kept,
+    keeps_unit,
+    memory_format,
+    output_size,
+)
 from cosnorm.reference import keeps_cosine, stats_dtype
 
 _TENSORS = "Tensor input, Tensor weight, Tensor? bias, Tensor? scale"
@@ -109,12 +116,7 @@ def _linear_shapes(input, weight, *_):
 
 
 def _conv_shapes(input, weight, stride, padding, dilation, groups, *_):
-    size = [
-        (n + 2 * p - d * (k - 1) - 1) // s + 1
-        for n, k, s, p, d in zip(
-            input.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
-        )
-    ]
+    size = output_size(input, weight, Geometry(stride, padding, dilation, groups))
     batch, out = input.shape[0], weight.shape[0]
     return (batch, out, *size), (batch, groups, *size), out
 

@@ -1,10 +1,9 @@
 """Launches the Triton passes: the same steps as `plain`, under the same names.
 
 A small layer takes one launch a step. Of a large one (`apart`), passes that don't wait for a
-product run beside it, in the stream that `side` enters; what they write is allocated outside.
+product run `beside` it.
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from cosnorm.kernels import fused as _fused
 from cosnorm.kernels.layout import blocks, dense_rows, flat, row, sizes, tile, window
 from cosnorm.kernels.plain import like_scale
-from cosnorm.kernels.steps import Geometry, Grad, Kept, Weight
+from cosnorm.kernels.steps import Geometry, Grad, Kept, Weight, output_size
 from cosnorm.kernels.streams import beside as beside
 from cosnorm.reference import keeps_cosine
 
@@ -85,27 +84,28 @@ def units(weight: Tensor, bias: Tensor | None, centered: bool, dtype: torch.dtyp
     return prepared
 
 
-def fields(
-    input: Tensor,
-    weight: Weight,
-    geometry: Geometry,
-    centered: bool,
-    output: torch.Size | None = None,
-    side: AbstractContextManager | None = None,
-) -> Fields:
-    """Channel statistics alone; for an output of a given size, their sums over its fields too."""
+def fields(input: Tensor, weight: Weight, geometry: Geometry, centered: bool) -> Fields:
+    """Channel statistics alone, for weights that are units already."""
     found = _empty_fields(input, geometry, centered)
-    if output is not None:
-        maps = (input.shape[0], geometry.groups, *output[2:])
-        rnorm = found.square.new_empty(maps)
-        found = found._replace(rnorm=rnorm, centre=rnorm.new_empty(maps if centered else (0,)))
-    name = "small" if output is None else "fields"
-    raw = None if weight.rnorm is None else weight.weight
-    with side or nullcontext():
-        _prepare(input, found, geometry.groups, raw, weight.bias, weight, centered, name)
-        if found.rnorm is not None:
-            _windows(input, found, weight, geometry, centered)
+    _prepare(input, found, geometry.groups, None, weight.bias, weight, centered, "small")
     return found
+
+
+def empty_fields(input: Tensor, weight: Weight, geometry: Geometry, centered: bool) -> Fields:
+    """Where `fields_beside` is to write."""
+    found = _empty_fields(input, geometry, centered)
+    maps = (input.shape[0], geometry.groups, *output_size(input, weight.weight, geometry))
+    rnorm = found.square.new_empty(maps)
+    return found._replace(rnorm=rnorm, centre=rnorm.new_empty(maps if centered else (0,)))
+
+
+def fields_beside(
+    input: Tensor, weight: Weight, found: Fields, geometry: Geometry, centered: bool
+) -> None:
+    """Statistics of channels and of fields; norms of weights that are multiplied as they are."""
+    raw = None if weight.rnorm is None else weight.weight
+    _prepare(input, found, geometry.groups, raw, weight.bias, weight, centered, "fields")
+    _windows(input, found, weight, geometry, centered)
 
 
 def _empty_unit(weight: Tensor, bias: Tensor | None, centered: bool, dtype: torch.dtype) -> Weight:
@@ -219,12 +219,8 @@ def start_grad(
     dtype: torch.dtype,
     need_scale: bool,
     apart: bool = False,
-    later: bool = False,
 ) -> tuple[Weight, Grad]:
-    """One launch: g and s from dy, and the unit weights again where they were not kept.
-
-    later: leave those to `units_again`.
-    """
+    """One launch: g and s from dy, and the unit weights again where they were not kept."""
     cosine = keeps_cosine(scale, relu)
     y, (sn, sc, sp) = flat(kept.cosine if cosine else kept.output)
     dy, (gn, gc, gp) = flat(grad)
@@ -236,11 +232,9 @@ def start_grad(
     if kept.unit.numel():
         prepared = Weight(kept.unit, None, kept.weight_stats, None)
     else:
-        prepared = _empty_unit(weight, bias, centered, dtype)
+        prepared = _empty_unit(weight, bias, centered, dtype)._replace(stats=kept.weight_stats)
     raw = prepared.rnorm is not None
-    if raw or not later:
-        prepared = prepared._replace(stats=kept.weight_stats)
-    units = 0 if raw or later or kept.unit.numel() else w.shape[0]
+    units = 0 if raw or kept.unit.numel() else w.shape[0]
     block = tile("fields" if apart else "small", space, width, sc)
     programs = blocks(positions, block["BP"])
     partial = y.new_empty((programs, w.shape[0]) if need_scale else (0,), dtype=torch.float32)
@@ -254,20 +248,6 @@ def start_grad(
     )  # fmt: skip
     dscale = like_scale(partial.sum(0), scale) if need_scale else None
     return prepared, Grad(g, field, None, dscale)
-
-
-def units_again(
-    prepared: Weight,
-    kept: Kept,
-    weight: Tensor,
-    bias: Tensor | None,
-    centered: bool,
-    side: AbstractContextManager,
-) -> None:
-    """The unit weights that `start_grad` left for later."""
-    if prepared.rnorm is None and not kept.unit.numel():
-        with side:
-            _prepare(weight, None, 1, weight, bias, prepared, centered, "small")
 
 
 def end_grad(
@@ -286,10 +266,23 @@ def end_grad(
     """The correction of dx and the projection of the weights' gradient, in one launch."""
     if dx is None and dw is None:
         return None, None, None
-    side = nullcontext()
-    return _end_grad(
-        dx, dw, db, input, weight, bias, kept, prepared, step, geometry, centered, side, "small"
-    )
+    out = empty_grads(dx, input, None if dw is None else weight, bias)
+    rest = (input, weight, bias, kept, prepared, step, geometry, centered)
+    _end_grad(dx, dw, db, out, *rest, "small")
+    return out
+
+
+def empty_grads(
+    dx: Tensor | None, input: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Where gradients go, of the input in the place of what is to be corrected if it fits."""
+    new_x = None if dx is None else flat(dx)[0]
+    if new_x is not None and new_x.dtype != input.dtype:
+        new_x = torch.empty_like(new_x, dtype=input.dtype)
+    if weight is None:
+        return new_x, None, None
+    new_b = None if bias is None else torch.empty_like(bias)
+    return new_x, torch.empty_like(dense_rows(weight)), new_b
 
 
 def correct(
@@ -302,16 +295,18 @@ def correct(
     step: Grad,
     geometry: Geometry,
     centered: bool,
-    side: AbstractContextManager,
 ) -> Tensor | None:
     """The correction of dx alone, in tiles for a large layer."""
+    out = empty_grads(dx, input, None, None)
     rest = (input, weight, bias, kept, prepared, step, geometry, centered)
-    return _end_grad(dx, None, None, *rest, side, "fields")[0]
+    _end_grad(dx, None, None, out, *rest, "fields")
+    return out[0]
 
 
 def project(
     dw: Tensor,
     db: Tensor | None,
+    out: tuple[Tensor | None, Tensor | None, Tensor | None],
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -320,17 +315,17 @@ def project(
     step: Grad,
     geometry: Geometry,
     centered: bool,
-    side: AbstractContextManager,
-) -> tuple[Tensor | None, Tensor | None]:
-    """The projection of the weights' gradient alone."""
+) -> None:
+    """The projection of the weights' gradient alone, into `out`."""
     rest = (input, weight, bias, kept, prepared, step, geometry, centered)
-    return _end_grad(None, dw, db, *rest, side, "small")[1:]
+    _end_grad(None, dw, db, out, *rest, "small")
 
 
 def _end_grad(
     dx: Tensor | None,
     dw: Tensor | None,
     db: Tensor | None,
+    out: tuple[Tensor | None, Tensor | None, Tensor | None],
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -339,32 +334,28 @@ def _end_grad(
     step: Grad,
     geometry: Geometry,
     centered: bool,
-    side: AbstractContextManager,
     name: str,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+) -> None:
     """One launch over the positions of dx and over the units of dw, as far as they are wanted."""
     groups = geometry.groups
     x, (sn, sc, sp) = flat(input)
     (space, positions), depth = _space(x), x.shape[1] // groups
     dx0, (gn, gc, gp) = (x, (sn, sc, sp)) if dx is None else flat(dx)
-    new_x = dx0 if dx is None or dx.dtype == x.dtype else torch.empty_like(dx0, dtype=x.dtype)
     w = dense_rows(weight)
-    dv, new_w = (w, None) if dw is None else (_like(dw, w), torch.empty_like(w))
-    new_b = None if bias is None or dw is None else torch.empty_like(bias)
+    dv = w if dw is None else _like(dw, w)
     units = 0 if dw is None else w.shape[0]
     block = tile(name, space, depth, gc)
     programs = 0 if dx is None else blocks(positions, block["BP"]) * groups
     inner = sizes("I", x.shape[2:])
-    with side:
-        fused.end_grad[(programs + units,)](
-            dx0, x, new_x, step.field, kept.mean, dv, db, w, bias, new_w, new_b, prepared.stats,
-            positions, space, groups, depth, sn, sc, sp, gn, gc, gp, units, w[0].numel(),
-            IH=inner["IH"], IW=inner["IW"], **sizes("O", step.field.shape[2:]),
-            **window(weight, geometry), CENTERED=centered, BIAS=bias is not None,
-            FIELDS=programs > 0, UNITS=units > 0, RAW=prepared.rnorm is not None,
-            **block, **row(w, block["num_warps"]),
-        )  # fmt: skip
-    return None if dx is None else new_x, new_w, new_b
+    new_x, new_w, new_b = out
+    fused.end_grad[(programs + units,)](
+        dx0, x, new_x, step.field, kept.mean, dv, db, w, bias, new_w, new_b, prepared.stats,
+        positions, space, groups, depth, sn, sc, sp, gn, gc, gp, units, w[0].numel(),
+        IH=inner["IH"], IW=inner["IW"], **sizes("O", step.field.shape[2:]),
+        **window(weight, geometry), CENTERED=centered, BIAS=bias is not None,
+        FIELDS=programs > 0, UNITS=units > 0, RAW=prepared.rnorm is not None,
+        **block, **row(w, block["num_warps"]),
+    )  # fmt: skip
 
 
 def _like(x: Tensor, reference: Tensor) -> Tensor:

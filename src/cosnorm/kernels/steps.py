@@ -69,3 +69,10 @@ def memory_format(*tensors: Tensor) -> torch.memory_format:
         if not x.is_contiguous() or (x.shape[1] == 1 and x.stride(1) == 1 < x.stride(0)):
             return last
     return torch.contiguous_format
+
+
+def output_size(input: Tensor, weight: Tensor, geometry: Geometry) -> list[int]:
+    """Spatial sizes of a layer's output."""
+    stride, padding, dilation, _ = geometry
+    sizes = zip(input.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes]

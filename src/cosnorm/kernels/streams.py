@@ -3,9 +3,6 @@
 A product leaves processors idle while its last tiles finish, and memory idle throughout; passes
 that don't wait for it fit in. The second stream begins where the caller's is and is joined to it
 again before anything is returned, so that callers see one stream.
-
-Only passes of ours run beside a product, never a second product: kernels of the libraries may wait
-for one another's blocks, and two of them at once have been seen to wait for ever.
 """
 
 from collections.abc import Iterator
@@ -36,8 +33,12 @@ def _second(stream: torch.cuda.Stream) -> Iterator[None]:
 def beside(device: torch.device) -> Iterator[AbstractContextManager]:
     """Yields a context whose launches run beside those outside of it, until the block ends.
 
-    Launch the product first. Allocate nothing inside that context: the memory would belong to the
-    second stream, which does not wait for what the first does with it.
+    Memory is handed out in the order of one stream. So whatever the second stream reads or writes
+    must be allocated before the block: what the first frees in the block, a product's workspace
+    say, may still be in use when the second would get it. What is allocated inside the inner
+    context belongs to the second stream and must not be used outside.
+
+    Launch the product first; the second stream gives it the time to begin.
     """
     if device.type != "cuda":
         yield nullcontext()
