@@ -39,15 +39,23 @@ def _title(result: dict[str, Any]) -> str:
     return f"conv 3×3, N{n} {c}→{c} {side}² {layout}"
 
 
-def layers(file: str, names: tuple[str, ...] | None = None) -> str:
-    """Ratios to the plain layer with ReLU, forward and backward, and the memory held."""
+MODES = {
+    "both": "forward + backward",
+    "forward": "forward",
+    "backward": "backward",
+    "folded": "forward, weights folded",
+}
+
+
+def layers(file: str, names: tuple[str, ...] | None = None, mode: str = "both") -> str:
+    """Ratios to the plain layer with ReLU."""
     report = _load(file)
-    results = report["results"]
+    results = [r for r in report["results"] if r["mode"] == mode]
     chosen = names or tuple(dict.fromkeys(n for r in results for n in r["providers"]))
     chosen = tuple(n for n in chosen if any(n in r["providers"] for r in results))
     plain = {"conv+relu", "linear+relu"}
     rows = [n for n in chosen if n not in plain]
-    head = "| forward + backward, ratio to the plain layer + ReLU | " + " | ".join(rows) + " |"
+    head = f"| {MODES[mode]}, ratio to the plain layer + ReLU | " + " | ".join(rows) + " |"
     lines = [head, "|---" * (len(rows) + 1) + "|"]
     for result in results:
         cells = [_cell(result["providers"].get(name)) for name in rows]
@@ -95,6 +103,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-layers": lambda: layers("h200/layers.json"),
     "gpu-memory": lambda: memory("h200/layers.json"),
     "gpu-autocast": lambda: layers("h200/autocast.json"),
+    "gpu-forward": lambda: layers("h200/modes.json", OURS[:3], "forward"),
+    "gpu-backward": lambda: layers("h200/modes.json", OURS[:3], "backward"),
+    "gpu-folded": lambda: layers("h200/modes.json", OURS[:3], "folded"),
     "gpu-compiled": lambda: layers("h200/compiled.json"),
     "gpu-network": lambda: network("h200/network.json"),
     "gpu-network-compiled": lambda: network("h200/network_compiled.json"),

@@ -20,7 +20,8 @@ HALF = {"cpu": torch.float16, "cuda": torch.bfloat16}  # the interpreter is wron
 @pytest.fixture(autouse=True)
 def triton_steps():
     before = algorithm.set_backend("triton")
-    yield
+    with reference.without_tf32():  # what is compared is the passes, not how products round
+        yield
     algorithm.set_backend(before)
 
 
@@ -223,9 +224,9 @@ def test_what_triton_does_not_serve_goes_to_torch():
 
 
 @pytest.mark.gpu
-def test_every_dtype_and_layout_on_the_gpu():
-    dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-    assert verify(torch.device("cuda"), dtypes) > 80
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_every_case_and_layout_on_the_gpu(dtype):
+    assert verify(torch.device("cuda"), (dtype,)) > 20
 
 
 @pytest.mark.gpu

@@ -120,7 +120,7 @@ def measure(kind: str, size: tuple[int, int, int], mode: str, options: Any) -> d
     for name, factory in providers(kind, options).items():
         torch.manual_seed(0)
         timed, bytes_held = work(factory, x, mode, options, out)
-        if "compiled" not in name:
+        if "compiled" not in name and mode != "folded":
             held[name] = bytes_held
         works[name] = graphed(timed) if options.device == "cuda" and not options.launches else timed
     baseline = f"{kind}+relu"
