@@ -181,7 +181,7 @@ def _backward_apart(
     """The gradient of the weights beside that of the input: each fills what the other leaves."""
     x = input.to(compute_dtype(input))
     prepared, step = steps.start_grad(
-        grad, kept, weight, bias, scale, gain, centered, relu, x.dtype, need_scale, True
+        grad, kept, weight, bias, scale, gain, centered, relu, x.dtype, need_scale
     )
     product = (step.product, x, prepared.weight, geometry)
     rest = (input, weight, bias, kept, prepared, step, geometry, centered)

@@ -29,6 +29,8 @@ def triton_steps():
 def apart(request, monkeypatch):
     """Small layers as if they were large: passes beside the products, in tiles for large ones."""
     monkeypatch.setattr(launch, "apart", lambda input, weight: request.param)
+    if request.param:
+        monkeypatch.setattr(launch, "_LARGE", 0)
 
 
 def run(function, tensors, seed):

@@ -21,7 +21,9 @@ fused: Any = _fused  # its functions take launch options that their signatures d
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MOST_TAPS = 128
 _WINDOWS = 64  # fields of a program that only sums windows
+_LARGE = 1 << 21  # elements from which a pass has tiles of its own
 _WORTH = 1 << 33  # multiplications of a layer from which a second stream pays for its launches
+_WIDE = 1 << 24  # elements of an output from which it does, however few the multiplications
 
 
 class Fields(NamedTuple):
@@ -47,8 +49,14 @@ def serves(input: Tensor, weight: Tensor) -> bool:
 
 def apart(input: Tensor, weight: Tensor) -> bool:
     """Whether a layer is large enough for passes beside its products."""
-    work = input.numel() // input.shape[1] * weight.numel()
-    return input.device.type == "cuda" and work >= _WORTH
+    if input.device.type != "cuda":
+        return False
+    positions = input.numel() // input.shape[1]
+    return positions * weight.numel() >= _WORTH or positions * weight.shape[0] >= _WIDE
+
+
+def _tile(x: Tensor, space: int, depth: int, channel_stride: int) -> dict[str, int]:
+    return tile("fields" if x.numel() >= _LARGE else "small", space, depth, channel_stride)
 
 
 def _space(x: Tensor) -> tuple[int, int]:
@@ -72,7 +80,7 @@ def prepare(
     """Channel statistics of the input, and unit weights, in one launch."""
     prepared = _empty_unit(weight, bias, centered, dtype)
     found = _empty_fields(input, geometry, centered)
-    _prepare(input, found, geometry.groups, weight, bias, prepared, centered, "small")
+    _prepare(input, found, geometry.groups, weight, bias, prepared, centered)
     return prepared, found
 
 
@@ -80,14 +88,14 @@ def units(weight: Tensor, bias: Tensor | None, centered: bool, dtype: torch.dtyp
     """Unit weights alone. Those to be multiplied as they are leave their norms to `fields`."""
     prepared = _empty_unit(weight, bias, centered, dtype)
     if prepared.rnorm is None:
-        _prepare(weight, None, 1, weight, bias, prepared, centered, "small")
+        _prepare(weight, None, 1, weight, bias, prepared, centered)
     return prepared
 
 
 def fields(input: Tensor, weight: Weight, geometry: Geometry, centered: bool) -> Fields:
     """Channel statistics alone, for weights that are units already."""
     found = _empty_fields(input, geometry, centered)
-    _prepare(input, found, geometry.groups, None, weight.bias, weight, centered, "small")
+    _prepare(input, found, geometry.groups, None, weight.bias, weight, centered)
     return found
 
 
@@ -104,7 +112,7 @@ def fields_beside(
 ) -> None:
     """Statistics of channels and of fields; norms of weights that are multiplied as they are."""
     raw = None if weight.rnorm is None else weight.weight
-    _prepare(input, found, geometry.groups, raw, weight.bias, weight, centered, "fields")
+    _prepare(input, found, geometry.groups, raw, weight.bias, weight, centered)
     _windows(input, found, weight, geometry, centered)
 
 
@@ -134,7 +142,6 @@ def _prepare(
     bias: Tensor | None,
     prepared: Weight,
     centered: bool,
-    name: str,
 ) -> None:
     """One launch over fields, if they are to be found, and units, if there are weights."""
     x, (sn, sc, sp) = flat(input)
@@ -143,7 +150,7 @@ def _prepare(
     mean, square = (prepared.stats, prepared.stats) if found is None else found[:2]
     w = prepared.weight if weight is None else dense_rows(weight)
     count = 0 if weight is None else w.shape[0]
-    block = tile(name, space, depth, sc)
+    block = tile("small", space, depth, sc) if found is None else _tile(x, space, depth, sc)
     programs = 0 if found is None else blocks(positions, block["BP"]) * groups
     fused.prepare[(programs + count,)](
         x, mean, square, w, bias, prepared.weight, prepared.bias, prepared.stats, prepared.total,
@@ -218,7 +225,6 @@ def start_grad(
     relu: bool,
     dtype: torch.dtype,
     need_scale: bool,
-    apart: bool = False,
 ) -> tuple[Weight, Grad]:
     """One launch: g and s from dy, and the unit weights again where they were not kept."""
     cosine = keeps_cosine(scale, relu)
@@ -235,7 +241,7 @@ def start_grad(
         prepared = _empty_unit(weight, bias, centered, dtype)._replace(stats=kept.weight_stats)
     raw = prepared.rnorm is not None
     units = 0 if raw or kept.unit.numel() else w.shape[0]
-    block = tile("fields" if apart else "small", space, width, sc)
+    block = _tile(y, space, width, sc)
     programs = blocks(positions, block["BP"])
     partial = y.new_empty((programs, w.shape[0]) if need_scale else (0,), dtype=torch.float32)
     fused.start_grad[(programs * groups + units,)](
@@ -268,7 +274,7 @@ def end_grad(
         return None, None, None
     out = empty_grads(dx, input, None if dw is None else weight, bias)
     rest = (input, weight, bias, kept, prepared, step, geometry, centered)
-    _end_grad(dx, dw, db, out, *rest, "small")
+    _end_grad(dx, dw, db, out, *rest)
     return out
 
 
@@ -296,10 +302,10 @@ def correct(
     geometry: Geometry,
     centered: bool,
 ) -> Tensor | None:
-    """The correction of dx alone, in tiles for a large layer."""
+    """The correction of dx alone."""
     out = empty_grads(dx, input, None, None)
     rest = (input, weight, bias, kept, prepared, step, geometry, centered)
-    _end_grad(dx, None, None, out, *rest, "fields")
+    _end_grad(dx, None, None, out, *rest)
     return out[0]
 
 
@@ -318,7 +324,7 @@ def project(
 ) -> None:
     """The projection of the weights' gradient alone, into `out`."""
     rest = (input, weight, bias, kept, prepared, step, geometry, centered)
-    _end_grad(None, dw, db, out, *rest, "small")
+    _end_grad(None, dw, db, out, *rest)
 
 
 def _end_grad(
@@ -334,7 +340,6 @@ def _end_grad(
     step: Grad,
     geometry: Geometry,
     centered: bool,
-    name: str,
 ) -> None:
     """One launch over the positions of dx and over the units of dw, as far as they are wanted."""
     groups = geometry.groups
@@ -344,7 +349,7 @@ def _end_grad(
     w = dense_rows(weight)
     dv = w if dw is None else _like(dw, w)
     units = 0 if dw is None else w.shape[0]
-    block = tile(name, space, depth, gc)
+    block = tile("small", space, depth, gc) if dx is None else _tile(x, space, depth, gc)
     programs = 0 if dx is None else blocks(positions, block["BP"]) * groups
     inner = sizes("I", x.shape[2:])
     new_x, new_w, new_b = out
