@@ -1,19 +1,20 @@
 """A layer, forward and backward, as the sequence of its steps; a backend supplies each step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from cosnorm.kernels import plain, rows
-from cosnorm.kernels.steps import Geometry, Kept, Weight, keeps_unit, memory_format
+from cosnorm.kernels.steps import Geometry, Grad, Kept, Weight, keeps_unit, memory_format
 from cosnorm.reference import compute_dtype, full_precision, keeps_cosine
 
 aten = torch.ops.aten
+T = TypeVar("T")
 
 
 _backend = "auto"
@@ -39,11 +40,16 @@ def _triton_steps() -> ModuleType | None:
         return None
 
 
-def _steps(input: Tensor, weight: Tensor) -> Any:
+def steps_for(input: Tensor, weight: Tensor) -> Any:
     if _backend == "torch" or (_backend == "auto" and input.device.type != "cuda"):
         return plain
     launch = _triton_steps()
     return launch if launch is not None and launch.serves(input, weight) else plain
+
+
+def dense(x: Tensor | None) -> Tensor | None:
+    """A vector whose entries lie one after another, as the passes read them."""
+    return None if x is None else x.contiguous()
 
 
 def _product(x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry) -> Tensor:
@@ -65,35 +71,63 @@ def forward(
     relu: bool,
 ) -> Kept:
     """y = act(gain · scale · c) and what backward keeps; input: (N, C, …)."""
-    dtype = compute_dtype(input)
-    steps = _steps(input, weight)
-    keep = (keeps_cosine(scale, relu), keeps_unit(input, weight))
-    with full_precision(input):
+    steps = steps_for(input, weight)
+    bias, scale = dense(bias), dense(scale)
+    with full_precision(input), torch.cuda.device_of(input):
         if steps is plain and rows.serves(input, weight):
             kept = rows.forward(input, weight, bias, scale, gain, centered, relu)
             if kept is not None:
                 return kept
-        if steps is not plain and steps.apart(input, weight):
-            prepared = steps.units(weight, bias, centered, dtype)
-            product, fields = _apart(steps, input, prepared, geometry, centered)
-        else:
+        return forward_step(steps, input, weight, bias, scale, geometry, gain, centered, relu)[0]
+
+
+def forward_step(
+    steps: Any,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    geometry: Geometry,
+    gain: float,
+    centered: bool,
+    relu: bool,
+    *links: Any,
+) -> tuple[Kept, Any]:
+    """What is kept, and in a chain what the next layer wants to know of its input.
+
+    links: what the layer before has told, and whether there is a next.
+    """
+    dtype, told = compute_dtype(input), links[0] if links else None
+    keep = (keeps_cosine(scale, relu), keeps_unit(input, weight), *links[1:])
+    if steps is not plain and steps.apart(input, weight):
+        prepared = steps.units(weight, bias, centered, dtype, False)
+        product, fields = _apart(steps, input, prepared, geometry, centered, told)
+    else:
+        if told is None:
             prepared, fields = steps.prepare(input, weight, bias, geometry, centered, dtype)
-            product = _product(input.to(dtype), prepared.weight, prepared.bias, geometry)
-        return steps.finish(
-            product, input, fields, prepared, geometry, scale, gain, centered, relu, *keep
-        )
+        else:
+            prepared, fields = steps.units(weight, bias, centered, dtype), told
+        product = _product(input.to(dtype), prepared.weight, prepared.bias, geometry)
+    return steps.finish(
+        product, input, fields, prepared, geometry, scale, gain, centered, relu, *keep
+    )
 
 
 def _apart(
-    steps: Any, input: Tensor, weight: Weight, geometry: Geometry, centered: bool
+    steps: Any,
+    input: Tensor,
+    weight: Weight,
+    geometry: Geometry,
+    centered: bool,
+    told: Any = None,
 ) -> tuple[Tensor, Any]:
     """The product, and beside it the statistics of the fields."""
-    found = steps.empty_fields(input, weight, geometry, centered)
+    found = steps.empty_fields(input, weight, geometry, centered, told)
     x = input.to(weight.weight.dtype)
     with steps.beside(input.device) as side:
         product = _product(x, weight.weight, weight.bias, geometry)
         with side:
-            steps.fields_beside(input, weight, found, geometry, centered)
+            steps.fields_beside(input, weight, found, geometry, centered, told is not None)
     return product, found
 
 
@@ -106,14 +140,15 @@ def infer(
     relu: bool,
 ) -> Tensor:
     """y alone, of weights that are units already."""
-    steps = _steps(input, weight.weight)
-    with full_precision(input):
+    steps = steps_for(input, weight.weight)
+    weight, scale = weight._replace(bias=dense(weight.bias)), dense(scale)
+    with full_precision(input), torch.cuda.device_of(input):
         if steps is not plain and steps.apart(input, weight.weight):
             product, fields = _apart(steps, input, weight, geometry, centered)
         else:
             fields = steps.fields(input, weight, geometry, centered)
             product = _product(input.to(weight.weight.dtype), weight.weight, weight.bias, geometry)
-        kept = steps.finish(
+        kept, _ = steps.finish(
             product, input, fields, weight, geometry, scale, 1.0, centered, relu, False, False
         )
         return kept.output
@@ -134,11 +169,12 @@ def backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of input, weight, bias and scale; `need` says which are wanted."""
     dtype = compute_dtype(input)
-    steps = _steps(input, weight)
+    steps = steps_for(input, weight)
     need_input, need_weight, need_bias, need_scale = need
     need_weight = need_weight or need_bias
     wanted = (need_input, need_weight, bias is not None and need_weight)
-    with full_precision(input):
+    bias, scale = dense(bias), dense(scale)
+    with full_precision(input), torch.cuda.device_of(input):
         if steps is plain and rows.serves(input, weight):
             grads = rows.backward(
                 grad, input, weight, bias, scale, kept, gain, centered, relu, need
@@ -155,7 +191,7 @@ def backward(
         )
         product = (None, None, None)
         if any(wanted):
-            product = _product_backward(
+            product = product_backward(
                 step.product, input.to(dtype), prepared.weight, geometry, wanted
             )
         dx, dw, db = steps.end_grad(
@@ -179,23 +215,42 @@ def _backward_apart(
     need_scale: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """The gradient of the weights beside that of the input: each fills what the other leaves."""
-    x = input.to(compute_dtype(input))
+    dtype = compute_dtype(input)
     prepared, step = steps.start_grad(
-        grad, kept, weight, bias, scale, gain, centered, relu, x.dtype, need_scale
+        grad, kept, weight, bias, scale, gain, centered, relu, dtype, need_scale
     )
-    product = (step.product, x, prepared.weight, geometry)
     rest = (input, weight, bias, kept, prepared, step, geometry, centered)
+    new, dx = products_apart(steps, *rest, lambda dx: steps.correct(dx, *rest))
+    return dx, *new, step.scale
+
+
+def products_apart(
+    steps: Any,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    kept: Kept,
+    prepared: Weight,
+    step: Grad,
+    geometry: Geometry,
+    centered: bool,
+    then: Callable[[Tensor], T],
+) -> tuple[tuple[Tensor, Tensor | None], T]:
+    """Gradients of weight and bias, and beside them that of the input and what follows from it."""
+    rest = (input, weight, bias, kept, prepared, step, geometry, centered)
+    product = (step.product, input.to(step.product.dtype), prepared.weight, geometry)
     out = steps.empty_grads(None, input, weight, bias)
     with steps.beside(input.device) as side:
-        dx, _, _ = _product_backward(*product, (True, False, False))
+        dx, _, _ = product_backward(*product, (True, False, False))
         with side:
-            _, dw, db = _product_backward(*product, (False, True, bias is not None))
+            _, dw, db = product_backward(*product, (False, True, bias is not None))
             steps.project(dw, db, out, *rest)
-        dx = steps.correct(dx, *rest)
-    return dx, *out[1:], step.scale
+        assert dx is not None
+        found = then(dx)
+    return out[1:], found
 
 
-def _product_backward(
+def product_backward(
     g: Tensor, x: Tensor, w: Tensor, geometry: Geometry, need: tuple[bool, bool, bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     if not geometry.stride:

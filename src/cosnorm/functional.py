@@ -102,14 +102,14 @@ def _apply(
     tail: tuple[Tensor | None, float, bool, bool],
 ) -> Tensor:
     scale, *rest = tail
-    input = _autocast(input)
+    input = autocast(input)
     bias = None if bias is None else bias.to(weight.dtype)  # they differ under autocast at most
     if transforming():
         return formula(input, weight, bias, scale, *geometry, *rest).output
     return getattr(torch.ops.cosnorm, name)(input, weight, bias, scale, *geometry, *rest)[0]
 
 
-def _autocast(input: Tensor) -> Tensor:
+def autocast(input: Tensor) -> Tensor:
     """Only the input is cast: the weights are normalised first, and rounded once after that."""
     device = input.device.type
     if not reference.autocasting(device) or input.dtype == torch.float64:

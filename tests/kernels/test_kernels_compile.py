@@ -14,7 +14,7 @@ from triton.compiler import ASTSource, compile
 from cosnorm.kernels import fused
 
 WIDE = {"mean_ptr", "square_ptr", "stats_ptr", "total_ptr", "rnorm_ptr", "field_ptr", "dscale_ptr",
-        "mean_map", "square_map", "rw_ptr"}
+        "mean_map", "square_map", "rw_ptr", "next_mean_ptr", "next_square_ptr", "next_field_ptr"}
 
 def kind(name, constants):
     if name in constants:
@@ -41,7 +41,9 @@ for flag in (False, True):
     scale = {"RELU": flag, "SCALE": 1 + flag, "RAW": not flag}
     build(fused.start_grad, **grad, **scale, COSINE=not flag, DSCALE=True)
     build(fused.end_grad, **parts, RAW=not flag, TAPS=16)
-    build(fused.finish, **both, **scale, KEEP=not flag, READY=flag, ONCE=flag, TAPS=16)
+    told = {"ONCE": flag, "NEXT": flag, "EXACT": False}
+    build(fused.finish, **both, **scale, **told, KEEP=not flag, READY=flag, TAPS=16)
+    build(fused.link_grad, CENTERED=flag, RAW=not flag, TAPS=16, BP=8, BC=512)
     build(fused.windows, CENTERED=flag, BIAS=flag, TAPS=16, BP=64)
 """
 
@@ -56,4 +58,4 @@ def test_every_kernel_compiles_for_a_gpu():
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.split()) == 10
+    assert len(done.stdout.split()) == 12

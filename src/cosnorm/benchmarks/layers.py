@@ -67,7 +67,7 @@ def providers(kind: str, options: argparse.Namespace) -> dict[str, Factory]:
             chosen.pop(name, None)
         if not options.no_compile:
             ours = ("cosine", "pearson", "cosine, formula", "pearson, formula")
-            for name in ("batch", "layer", *ours):
+            for name in (f"{kind}+relu", "batch", "layer", *ours):
                 chosen[f"{name}, compiled"] = compiled(chosen[name])
     for name in [n for n in chosen if n.endswith(", formula")]:
         chosen.pop(name)

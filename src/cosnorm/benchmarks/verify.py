@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cosnorm import fold, reference
 from cosnorm import functional as F
+from cosnorm.nn import CosineConv2d, PearsonConv2d
 from cosnorm.reference import without_tf32
 
 # Beyond twice the error of plain torch in the same dtype (the rule), what rounding alone may add.
@@ -33,11 +35,11 @@ def _error(got: Tensor, want: Tensor) -> float:
     return ((got.double() - want).norm() / want.norm().clamp(min=1e-30)).item()
 
 
-def compare(similar: Any, plain: Any, tensors: list[Tensor], slack: float) -> list[str]:
+def compare(similar: Any, exact: Any, plain: Any, tensors: list[Tensor], slack: float) -> list[str]:
     """What `similar` gets wrong, forward and every gradient, by the rule of twice plain's error.
 
-    Each takes (relu, input, weight). A unit near zero may fall on either side of ReLU's corner, so
-    gradients are compared where the unit in question was on.
+    Each takes (relu, input, weight); exact is the formula in float64. A unit near zero may fall on
+    either side of ReLU's corner, so gradients are compared where the unit in question was on.
     """
     wide = [t.double() for t in tensors]
     with torch.no_grad():
@@ -45,10 +47,10 @@ def compare(similar: Any, plain: Any, tensors: list[Tensor], slack: float) -> li
     seed = torch.randn(on.shape, device=on.device).to(tensors[0].dtype).double()
     faults = []
     ours = _grads(partial(similar, True), tensors, seed)
-    exact = _grads(partial(similar, False), wide, seed * on)
-    exact[0] = exact[0].relu()
+    right = _grads(partial(exact, False), wide, seed * on)
+    right[0] = right[0].relu()
     rows = zip(
-        ("output", "input", "weight"), ours, exact,
+        ("output", "input", "weight"), ours, right,
         _grads(partial(plain, False), tensors, seed), _grads(partial(plain, False), wide, seed),
         strict=True,
     )  # fmt: skip
@@ -85,26 +87,83 @@ def verify(device: torch.device, dtypes: tuple[torch.dtype, ...]) -> int:
         if last and kind != "conv2d":
             continue
         layout = torch.channels_last if last else torch.contiguous_format
-        tensors = [
+        x, w = (
             torch.randn(shape, generator=generator)
             .to(device, dtype)
             .contiguous(memory_format=layout)
             for shape in (size, kernel)
-        ]
-        similar, plain = (_layer(kind, arguments, prefix, centered) for prefix in ("cosine_", ""))
+        )
+        layers = _layers(kind, arguments, centered)
         with without_tf32():  # what is checked is the ops
-            wrong = compare(similar, plain, tensors, SLACK[dtype])
-        faults += [f"{kind}{size} {dtype} centered={centered} last={last} {w}" for w in wrong]
+            wrong = compare(*layers, [x, w], SLACK[dtype])
+            if last and dtype in (torch.bfloat16, torch.float16):
+                wrong += [f"autocast: {fault}" for fault in _mixed(layers, x, w)]
+            if last and dtype != torch.float64:
+                wrong += _folded(arguments, centered, layers[1], x, w)
+        faults += [f"{kind}{size} {dtype} centered={centered} last={last} {f}" for f in wrong]
         passed += not wrong
     assert not faults, "the ops do not pass on this device:\n" + "\n".join(faults)
     return passed
 
 
-def _layer(kind: str, arguments: dict[str, Any], prefix: str, centered: bool) -> Any:
-    if prefix:
-        function = getattr(F, prefix + kind)
-        return lambda relu, x, w: function(
-            x, w, **arguments, centered=centered, scale=2.0, activation="relu" if relu else None
+def _layers(kind: str, arguments: dict[str, Any], centered: bool) -> tuple[Any, Any, Any]:
+    """The layer, the formula, and the plain layer, each with a scale of 2 or none."""
+    ours, torchs = getattr(F, f"cosine_{kind}"), getattr(torch.nn.functional, kind)
+
+    def similar(relu: bool, x: Tensor, w: Tensor) -> Tensor:
+        act = "relu" if relu else None
+        return ours(x, w, **arguments, centered=centered, scale=2.0, activation=act)
+
+    def exact(relu: bool, x: Tensor, w: Tensor) -> Tensor:
+        if kind == "linear":
+            return reference.cosine_linear(x, w, None, None, 2.0, centered, relu).output
+        names = {"stride": 1, "padding": 0, "dilation": 1}
+        stride, padding, dilation = (
+            _each(arguments.get(name, rest), w.dim() - 2) for name, rest in names.items()
         )
-    function = getattr(torch.nn.functional, kind)
-    return lambda relu, x, w: function(x, w, **arguments)
+        groups = arguments.get("groups", 1)
+        return reference.cosine_conv(
+            x, w, None, None, stride, padding, dilation, groups, 2.0, centered, relu
+        ).output
+
+    def plain(relu: bool, x: Tensor, w: Tensor) -> Tensor:
+        return torchs(x, w, **arguments)
+
+    return similar, exact, plain
+
+
+def _each(size: int | tuple[int, ...], dims: int) -> tuple[int, ...]:
+    return (size,) * dims if isinstance(size, int) else size
+
+
+def _mixed(layers: tuple[Any, Any, Any], x: Tensor, w: Tensor) -> list[str]:
+    """float32 weights under autocast, as one trains."""
+    similar, exact, plain = layers
+
+    def under(function: Any) -> Any:
+        def run(relu: bool, x: Tensor, w: Tensor) -> Tensor:
+            enabled = x.dtype != torch.float64
+            with torch.autocast(x.device.type, low if enabled else torch.bfloat16, enabled=enabled):
+                return function(relu, x, w)
+
+        return run
+
+    low = x.dtype
+    generator = torch.Generator().manual_seed(1)
+    fine = w.float() + torch.randn(w.shape, generator=generator).to(w.device) * 1e-3
+    return compare(under(similar), exact, under(plain), [x, fine], SLACK[low])
+
+
+def _folded(
+    arguments: dict[str, Any], centered: bool, exact: Any, x: Tensor, w: Tensor
+) -> list[str]:
+    """The layer as `fold` leaves it, forward."""
+    kind = PearsonConv2d if centered else CosineConv2d
+    made = kind(x.shape[1], len(w), w.shape[2:], **arguments, scale=2.0, activation="relu")
+    model = torch.nn.Sequential(made).to(w.device, w.dtype).eval()
+    with torch.no_grad():
+        made.weight.copy_(w)
+        fold(model)
+        error = _error(model(x), exact(True, x.double(), w.double()))
+    allowed = 4 * SLACK[x.dtype]
+    return [] if error <= allowed else [f"folded: error {error:.2e}, allowed {allowed:.2e}"]

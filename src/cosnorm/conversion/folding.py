@@ -21,7 +21,7 @@ from cosnorm.conversion.layers import (
     TransposedPearsonLinear,
     computed,
 )
-from cosnorm.functional import _autocast, transforming
+from cosnorm.functional import autocast, transforming
 from cosnorm.kernels.steps import LINEAR, Geometry, Weight, memory_format
 from cosnorm.nn import (
     CosineConv1d,
@@ -131,7 +131,7 @@ class FoldedLinear(_Folded):
                 f"input must have {self.in_features} features, its last dimension; "
                 f"got shape {tuple(input.shape)}"
             )
-        input = _autocast(input)
+        input = autocast(input)
         rows = input.reshape(-1, self.in_features)
         dtype = reference.compute_dtype(rows)
         with reference.full_precision(rows):
@@ -166,7 +166,7 @@ class FoldedConv(_Folded):
             padding = 0
         steps = (self.stride, padding, self.dilation, self.groups)
         sizes = conv_sizes(f"FoldedConv{dims}d", dims, input, self.unit_weight, *steps)
-        x = _autocast(input if input.dim() == dims + 2 else input.unsqueeze(0))
+        x = autocast(input if input.dim() == dims + 2 else input.unsqueeze(0))
         x = F.pad(x, sizes.extra) if sizes.extra else x
         geometry = (sizes.stride, sizes.padding, sizes.dilation, self.groups)
         dtype = reference.compute_dtype(x)

@@ -13,6 +13,19 @@ import triton.language as tl
 
 
 @triton.jit
+def moments(x, mask, count, EXACT: tl.constexpr):
+    """(m, M2) of the rows of a tile over its `count` columns that are real."""
+    m = tl.sum(x, 1) / count
+    dev = tl.where(mask, x - m[:, None], 0.0)
+    m2 = tl.sum(dev * dev, 1)
+    if not EXACT:  # what rounding has left in the mean would pass for a signal
+        drift = tl.sum(dev, 1) / count
+        m += drift
+        m2 -= drift * drift * count
+    return m, m2
+
+
+@triton.jit
 def channels(
     pid, x_ptr, mean_ptr, square_ptr, positions, space, groups, depth, sn, sc, sp,
     CENTERED: tl.constexpr, EXACT: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
@@ -26,7 +39,7 @@ def channels(
     inside = pos < positions
     n = (pos // space).to(tl.int64)
     p = pos % space
-    row = x_ptr + n * sn + p.to(tl.int64) * sp + group * depth * sc
+    row = x_ptr + n * sn + p.to(tl.int64) * sp + (group * depth).to(tl.int64) * sc
     mean = tl.zeros([BP], tl.float32)
     square = tl.zeros([BP], tl.float32)
     for start in range(0, depth, BC):
@@ -36,13 +49,7 @@ def channels(
         x = x.to(tl.float32)
         if CENTERED:
             count = tl.minimum(depth - start, BC).to(tl.float32)
-            m = tl.sum(x, 1) / count
-            dev = tl.where(mask, x - m[:, None], 0.0)
-            m2 = tl.sum(dev * dev, 1)
-            if not EXACT:  # what rounding has left in the mean would pass for a signal
-                drift = tl.sum(dev, 1) / count
-                m += drift
-                m2 -= drift * drift * count
+            m, m2 = moments(x, mask, count, EXACT)
             total = start + count
             delta = m - mean
             mean += delta * (count / total)
@@ -57,9 +64,12 @@ def channels(
 
 @triton.jit
 def inverse_norm(norm2, floor):
-    """1/√norm2, 0 at or below the floor: a vector without direction."""
+    """1/√norm2, 0 at or below the floor: a vector without direction.
+
+    sqrt_rn, since sqrt takes a very small number for zero.
+    """
     alive = norm2 > floor
-    return tl.where(alive, 1.0 / tl.sqrt(tl.where(alive, norm2, 1.0)), 0.0)
+    return tl.where(alive, 1.0 / tl.sqrt_rn(tl.where(alive, norm2, 1.0)), 0.0)
 
 
 @triton.jit

@@ -6,6 +6,10 @@
     start_grad    g = d · r_x, s = r_x² Σ_k d·c | unit weights again
     end_grad      dx = dx₀ - x·boxᵀ(s) + boxᵀ(s·μ) | projection of the weights' gradient
 
+Between two layers of a chain, finish writes the statistics of the next one's channels (NEXT), and
+
+    link_grad     end_grad of a layer and start_grad of the one before, in one pass
+
 Left of the bar are programs over positions, right of it programs over units. One launch serves
 both (FIELDS, UNITS) where a layer is small and launches are what it costs. In a large one each has
 a launch of its own, beside a product that does not wait for it.
@@ -16,7 +20,7 @@ RAW: the product is taken with w as it is, and r_w is applied where r_x is.
 import triton
 import triton.language as tl
 
-from cosnorm.kernels.fields import channels, scatter, window
+from cosnorm.kernels.fields import channels, moments, scatter, window
 from cosnorm.kernels.weights import project, unit
 
 
@@ -68,7 +72,7 @@ def _output(
     width, CENTERED: tl.constexpr, RELU: tl.constexpr, KEEP: tl.constexpr, SCALE: tl.constexpr,
     RAW: tl.constexpr,
 ):  # fmt: skip
-    """A tile of y from one of the product; first: of the group's channels."""
+    """A tile of y from one of the product, returned as stored; first: of the group's channels."""
     y = z.to(tl.float32)
     if CENTERED:
         total = tl.load(total_ptr + first + c, mask=c < width, other=0.0)
@@ -87,19 +91,25 @@ def _output(
         y *= scale.to(tl.float32)[None, :]
     if RELU:
         y = tl.where(y < 0.0, 0.0, y)
-    tl.store(y_ptr + where, y.to(y_ptr.dtype.element_ty), mask=mask)
+    y = y.to(y_ptr.dtype.element_ty)
+    tl.store(y_ptr + where, y, mask=mask)
+    return y
 
 
 @triton.jit
 def finish(
     z_ptr, y_ptr, kept_ptr, mean_map, square_map, rnorm_ptr, mean_ptr, total_ptr, rw_ptr, scale_ptr,
-    gain, positions, space, groups, depth, width, sn, sc, sp,
+    next_mean_ptr, next_square_ptr, gain, positions, space, groups, depth, width, sn, sc, sp,
     ID, IH, IW, OH, OW, KD, KH, KW, SD, SH, SW, PD, PH, PW, DD, DH, DW,
     CENTERED: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr, KEEP: tl.constexpr,
     SCALE: tl.constexpr, RAW: tl.constexpr, READY: tl.constexpr, ONCE: tl.constexpr,
+    NEXT: tl.constexpr, EXACT: tl.constexpr,
     TAPS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """SCALE: 0 none, 1 one number, 2 one per output. READY: `windows` has run. ONCE: width ≤ BC."""
+    """SCALE: 0 none, 1 one number, 2 one per output. READY: `windows` has run. ONCE: width ≤ BC.
+
+    NEXT: statistics of the output's channels, of one group in one tile, are written too.
+    """
     pid = tl.program_id(0)
     group = pid % groups
     first = group * width
@@ -107,7 +117,7 @@ def finish(
     inside = pos < positions
     n = (pos // space).to(tl.int64)
     p = pos % space
-    row = (n * sn + p.to(tl.int64) * sp + first * sc)[:, None]
+    row = (n * sn + p.to(tl.int64) * sp + first.to(tl.int64) * sc)[:, None]
     c = tl.arange(0, BC)
     where = row + c[None, :].to(tl.int64) * sc
     mask = inside[:, None] & (c < width)[None, :]
@@ -128,10 +138,18 @@ def finish(
         if CENTERED:
             tl.store(mean_ptr + at, mean, mask=inside)
     if ONCE:
-        _output(
+        y = _output(
             z, c, where, mask, y_ptr, kept_ptr, total_ptr, rw_ptr, scale_ptr, rnorm, mean, gain,
             first, width, CENTERED, RELU, KEEP, SCALE, RAW,
-        )  # fmt: skip
+        ).to(tl.float32)  # fmt: skip
+        if NEXT:
+            y = tl.where(mask, y, 0.0)
+            if CENTERED:
+                m, square = moments(y, mask, width * 1.0, EXACT)
+                tl.store(next_mean_ptr + at, m, mask=inside)
+            else:
+                square = tl.sum(y * y, 1)
+            tl.store(next_square_ptr + at, square, mask=inside)
     else:
         for start in range(0, width, BC):
             c = start + tl.arange(0, BC)
@@ -139,7 +157,8 @@ def finish(
             where = row + c[None, :].to(tl.int64) * sc
             ahead = inside[:, None] & (c + BC < width)[None, :]
             here = z
-            z = tl.load(z_ptr + where + BC * sc, mask=ahead, other=0.0)
+            then = row + (c + BC)[None, :].to(tl.int64) * sc
+            z = tl.load(z_ptr + then, mask=ahead, other=0.0)
             _output(
                 here, c, where, mask, y_ptr, kept_ptr, total_ptr, rw_ptr, scale_ptr, rnorm, mean,
                 gain, first, width, CENTERED, RELU, KEEP, SCALE, RAW,
@@ -224,6 +243,55 @@ def start_grad(
 
 
 @triton.jit
+def link_grad(
+    dx0_ptr, y_ptr, rnorm_ptr, rw_ptr, g_ptr, field_ptr, next_field_ptr, next_mean_ptr,
+    gain, positions, space, width, sn, sc, sp, gn, gc, gp,
+    IH, IW, OD, OH, OW, KD, KH, KW, SD, SH, SW, PD, PH, PW, DD, DH, DW,
+    CENTERED: tl.constexpr, RAW: tl.constexpr, TAPS: tl.constexpr, BP: tl.constexpr,
+    BC: tl.constexpr,
+):  # fmt: skip
+    """From dx₀ of the next layer to g and s of this one, whose output y is the next one's input.
+
+    sn…: strides of y and g; gn…: of dx₀. ReLU, no scale, one group. I…: size of y; O… and the
+    window: the next layer's.
+    """
+    pos = tl.program_id(0) * BP + tl.arange(0, BP)
+    inside = pos < positions
+    n = (pos // space).to(tl.int64)
+    p = pos % space
+    at_y = (n * sn + p.to(tl.int64) * sp)[:, None]
+    at_g = (n * gn + p.to(tl.int64) * gp)[:, None]
+    c = tl.arange(0, BC)
+    first = inside[:, None] & (c < width)[None, :]
+    next_y = tl.load(y_ptr + at_y + c[None, :].to(tl.int64) * sc, mask=first, other=0.0)
+    next_dy = tl.load(dx0_ptr + at_g + c[None, :].to(tl.int64) * gc, mask=first, other=0.0)
+    rnorm = tl.load(rnorm_ptr + pos, mask=inside, other=0.0)
+    pull, push = scatter(
+        next_field_ptr, next_mean_ptr, n, p, inside, 0, 1,
+        IH, IW, OD, OH, OW, KD, KH, KW, SD, SH, SW, PD, PH, PW, DD, DH, DW, CENTERED, TAPS,
+    )  # fmt: skip
+    field = tl.zeros([BP], tl.float32)
+    for start in range(0, width, BC):
+        channel = (start + c).to(tl.int64)
+        mask = inside[:, None] & (channel < width)[None, :]
+        y = next_y.to(tl.float32)
+        dy = next_dy.to(tl.float32)
+        ahead = inside[:, None] & (channel + BC < width)[None, :]
+        next_y = tl.load(y_ptr + at_y + (channel + BC)[None, :] * sc, mask=ahead, other=0.0)
+        next_dy = tl.load(dx0_ptr + at_g + (channel + BC)[None, :] * gc, mask=ahead, other=0.0)
+        dy -= y * pull[:, None]
+        if CENTERED:
+            dy += push[:, None]
+        field += tl.sum(dy * y, 1)  # y is zero past the end
+        g = tl.where(y > 0.0, dy, 0.0) * (gain * rnorm)[:, None]
+        if RAW:
+            g *= tl.load(rw_ptr + channel, mask=channel < width, other=0.0)[None, :]
+        where = at_y + channel[None, :] * sc
+        tl.store(g_ptr + where, g.to(g_ptr.dtype.element_ty), mask=mask)
+    tl.store(field_ptr + pos, field * rnorm * rnorm, mask=inside)
+
+
+@triton.jit
 def _input_grad(
     pid, dx0_ptr, x_ptr, dx_ptr, field_ptr, mean_ptr,
     positions, space, groups, depth, sn, sc, sp, gn, gc, gp,
@@ -236,13 +304,14 @@ def _input_grad(
     inside = pos < positions
     n = (pos // space).to(tl.int64)
     p = pos % space
-    c = tl.arange(0, BC)
-    first = inside[:, None] & (c < depth)[None, :]
-    channel = (group * depth + c).to(tl.int64)[None, :]
-    at_x = x_ptr + (n * sn + p.to(tl.int64) * sp)[:, None] + channel * sc
-    at_g = (n * gn + p.to(tl.int64) * gp)[:, None] + channel * gc
-    next_x = tl.load(at_x, mask=first, other=0.0)  # under way while the fields are summed
-    next_dx = tl.load(dx0_ptr + at_g, mask=first, other=0.0)
+    c = tl.arange(0, BC).to(tl.int64)
+    ahead = inside[:, None] & (c < depth)[None, :]
+    at_x = x_ptr + (n * sn + p.to(tl.int64) * sp)[:, None]
+    at_g = (n * gn + p.to(tl.int64) * gp)[:, None]
+    channel = (group * depth + c)[None, :]
+    # Under way while the fields are summed.
+    next_x = tl.load(at_x + channel * sc, mask=ahead, other=0.0)
+    next_dx = tl.load(dx0_ptr + at_g + channel * gc, mask=ahead, other=0.0)
     pull, push = scatter(
         field_ptr, mean_ptr, n, p, inside, group, groups,
         IH, IW, OD, OH, OW, KD, KH, KW, SD, SH, SW, PD, PH, PW, DD, DH, DW, CENTERED, TAPS,
@@ -250,15 +319,16 @@ def _input_grad(
     for start in range(0, depth, BC):
         mask = inside[:, None] & (start + c < depth)[None, :]
         ahead = inside[:, None] & (start + BC + c < depth)[None, :]
-        there = at_g + start * gc
+        here = channel + start
+        then = here + BC
         x = next_x.to(tl.float32)
         dx = next_dx.to(tl.float32)
-        next_x = tl.load(at_x + (start + BC) * sc, mask=ahead, other=0.0)
-        next_dx = tl.load(dx0_ptr + there + BC * gc, mask=ahead, other=0.0)
+        next_x = tl.load(at_x + then * sc, mask=ahead, other=0.0)
+        next_dx = tl.load(dx0_ptr + at_g + then * gc, mask=ahead, other=0.0)
         dx -= x * pull[:, None]
         if CENTERED:
             dx += push[:, None]
-        tl.store(dx_ptr + there, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+        tl.store(dx_ptr + at_g + here * gc, dx.to(dx_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit

@@ -13,6 +13,7 @@ from torch import Tensor
 from cosnorm.kernels.steps import Geometry
 
 MOST_ROW = 8192  # entries of a weight vector that are held at once
+_LARGE = 1 << 21  # elements from which a pass has tiles of its own
 _TILES = {  # elements of a tile, and warps of a program, as measured on an H200
     "small": (4096, 4),  # a launch serves fields and units, or windows and tiles
     "fields": (1024, 1),
@@ -22,16 +23,16 @@ _TILES = {  # elements of a tile, and warps of a program, as measured on an H200
 
 def strides_of(x: Tensor) -> tuple[int, int, int] | None:
     """Strides of batch, channels and flattened positions; None where positions do not flatten."""
-    step = reach = 0
+    step, reach = None, 1
     for size, stride in zip(reversed(x.shape[2:]), reversed(x.stride()[2:]), strict=True):
         if size == 1:
             continue
-        if step and stride != step * reach:
+        if step is None:
+            step = stride
+        elif stride != step * reach:
             return None
-        if not step:
-            step, reach = stride, 1
         reach *= size
-    return x.stride(0), x.stride(1), step
+    return x.stride(0), x.stride(1), step or 0
 
 
 def flat(x: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
@@ -46,7 +47,7 @@ def flat(x: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
 
 def dense_rows(weight: Tensor) -> Tensor:
     """Weights whose rows are dense one after another, in whatever order inside a row."""
-    size = weight[0].numel()
+    size = weight.shape[1:].numel()
     order = sorted(
         (s, n) for s, n in zip(weight.stride()[1:], weight.shape[1:], strict=True) if n > 1
     )
@@ -72,9 +73,24 @@ def tile(name: str, space: int, depth: int, channel_stride: int) -> dict[str, in
     return _tile(*_TILES[name], channel_stride == 1 or space == 1, depth)
 
 
+def pass_tile(x: Tensor, space: int, depth: int, channel_stride: int) -> dict[str, int]:
+    """The tile of a pass over x."""
+    return tile("fields" if x.numel() >= _LARGE else "small", space, depth, channel_stride)
+
+
+def space_of(x: Tensor) -> tuple[int, int]:
+    """Positions of an image, and of all of them."""
+    space = x.shape[2:].numel()
+    return space, x.shape[0] * space
+
+
+def scale_kind(scale: Tensor | None) -> int:
+    return 0 if scale is None else 1 if scale.numel() == 1 else 2
+
+
 def row(weight: Tensor, warps: int = 4) -> dict[str, int]:
     """The block of a weight vector: whole if it fits, so that it is read once."""
-    size = power(weight[0].numel())
+    size = power(weight.shape[1:].numel())
     most = MOST_ROW if warps > 1 else MOST_ROW // 8
     return {"WHOLE": size <= most, "BW": min(size, most)}
 

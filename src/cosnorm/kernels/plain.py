@@ -55,11 +55,11 @@ def finish(
     relu: bool,
     keep: bool,
     keep_unit: bool,
-) -> Kept:
+) -> tuple[Kept, None]:
     """Everything after the product, which is overwritten; c is kept if asked for."""
     output, cosine = epilogue(product, *fields, weight, scale, gain, relu, keep, input.dtype)
     unit = weight.weight if keep_unit else output.new_empty(0)
-    return Kept(output, cosine, *fields, weight.stats, unit)
+    return Kept(output, cosine, *fields, weight.stats, unit), None
 
 
 def start_grad(

@@ -34,6 +34,7 @@ from cosnorm.nn.conv import (
 )
 from cosnorm.nn.linear import CosineLinear, PearsonLinear
 from cosnorm.nn.methods import METHODS, conv1d, conv2d, conv3d, linear
+from cosnorm.nn.sequential import Sequential
 
 __all__ = [
     "METHODS",
@@ -63,6 +64,7 @@ __all__ = [
     "PlainConv2d",
     "PlainConv3d",
     "PlainLinear",
+    "Sequential",
     "WeightNormConv1d",
     "WeightNormConv2d",
     "WeightNormConv3d",

@@ -1,0 +1,194 @@
+"""Launches the passes of forward; see `launch`."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cosnorm.kernels import fused as _fused
+from cosnorm.kernels.layout import (
+    blocks,
+    dense_rows,
+    flat,
+    pass_tile,
+    row,
+    scale_kind,
+    sizes,
+    space_of,
+    tile,
+    window,
+)
+from cosnorm.kernels.steps import Geometry, Kept, Weight, output_size
+
+fused: Any = _fused  # its functions take launch options that their signatures don't name
+
+_WINDOWS = 64  # fields of a program that only sums windows
+
+
+class Fields(NamedTuple):
+    """Statistics over the channels of each position, and where they have been summed, of fields."""
+
+    mean: Tensor  # Pearson only, as is the last
+    square: Tensor  # Σx², or M2
+    rnorm: Tensor | None = None
+    centre: Tensor | None = None
+
+
+def prepare(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+    centered: bool,
+    dtype: torch.dtype,
+) -> tuple[Weight, Fields]:
+    """Channel statistics of the input, and unit weights, in one launch."""
+    prepared = empty_unit(weight, bias, centered, dtype)
+    found = _empty_fields(input, geometry.groups, centered)
+    _prepare(input, found, geometry.groups, weight, bias, prepared, centered)
+    return prepared, found
+
+
+def units(
+    weight: Tensor, bias: Tensor | None, centered: bool, dtype: torch.dtype, norms: bool = True
+) -> Weight:
+    """Unit weights alone. Without `norms`, those multiplied as they are leave theirs for later."""
+    prepared = empty_unit(weight, bias, centered, dtype)
+    if norms or prepared.rnorm is None:
+        _prepare(weight, None, 1, weight, bias, prepared, centered)
+    return prepared
+
+
+def fields(input: Tensor, weight: Weight, geometry: Geometry, centered: bool) -> Fields:
+    """Channel statistics alone, for weights that are units already."""
+    found = _empty_fields(input, geometry.groups, centered)
+    _prepare(input, found, geometry.groups, None, weight.bias, weight, centered)
+    return found
+
+
+def empty_fields(
+    input: Tensor, weight: Weight, geometry: Geometry, centered: bool, known: Fields | None
+) -> Fields:
+    """Where `fields_beside` is to write; known: statistics of the channels, if there are any."""
+    found = known or _empty_fields(input, geometry.groups, centered)
+    maps = (input.shape[0], geometry.groups, *output_size(input, weight.weight, geometry))
+    rnorm = found.square.new_empty(maps)
+    return found._replace(rnorm=rnorm, centre=rnorm.new_empty(maps if centered else (0,)))
+
+
+def fields_beside(
+    input: Tensor, weight: Weight, found: Fields, geometry: Geometry, centered: bool, known: bool
+) -> None:
+    """Statistics of channels and of fields; norms of weights that are multiplied as they are."""
+    raw = None if weight.rnorm is None else weight.weight
+    if raw is not None or not known:
+        channels = None if known else found
+        _prepare(input, channels, geometry.groups, raw, weight.bias, weight, centered)
+    _windows(input, found, weight, geometry, centered)
+
+
+def empty_unit(weight: Tensor, bias: Tensor | None, centered: bool, dtype: torch.dtype) -> Weight:
+    """Where unit weights go; cosines of weights in the dtype of the product need none."""
+    w = dense_rows(weight)
+    stats = w.new_empty((2, weight.shape[0]), dtype=torch.float32)
+    if not centered and weight.dtype == dtype:
+        return Weight(w, bias, stats, None, stats[0])
+    v, vb = torch.empty_like(w, dtype=dtype), None
+    if bias is not None:
+        vb = torch.empty_like(bias, dtype=dtype)
+    return Weight(v, vb, stats, stats.new_empty(weight.shape[0]) if centered else None)
+
+
+def _empty_fields(input: Tensor, groups: int, centered: bool) -> Fields:
+    maps = (input.shape[0], groups, *input.shape[2:])
+    square = input.new_empty(maps, dtype=torch.float32)
+    return Fields(square.new_empty(maps if centered else (0,)), square)
+
+
+def _prepare(
+    input: Tensor,
+    found: Fields | None,
+    groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    prepared: Weight,
+    centered: bool,
+) -> None:
+    """One launch over fields, if they are to be found, and units, if there are weights."""
+    x, (sn, sc, sp) = flat(input)
+    space, positions = space_of(x)
+    depth = x.shape[1] // groups
+    mean, square = (prepared.stats, prepared.stats) if found is None else found[:2]
+    w = prepared.weight if weight is None else dense_rows(weight)
+    count = 0 if weight is None else w.shape[0]
+    block = tile("small", space, depth, sc) if found is None else pass_tile(x, space, depth, sc)
+    programs = 0 if found is None else blocks(positions, block["BP"]) * groups
+    fused.prepare[(programs + count,)](
+        x, mean, square, w, bias, prepared.weight, prepared.bias, prepared.stats, prepared.total,
+        positions, space, groups, depth, sn, sc, sp, count, w.shape[1:].numel(),
+        CENTERED=centered, BIAS=bias is not None, FIELDS=programs > 0, UNITS=count > 0,
+        RAW=prepared.rnorm is not None, EXACT=depth & (depth - 1) == 0,
+        **block, **row(w, block["num_warps"]),
+    )  # fmt: skip
+
+
+def _windows(
+    input: Tensor, found: Fields, weight: Weight, geometry: Geometry, centered: bool
+) -> None:
+    rnorm, groups = found.rnorm, geometry.groups
+    assert rnorm is not None
+    outer = sizes("O", rnorm.shape[2:])
+    fused.windows[(blocks(rnorm.numel(), _WINDOWS),)](
+        found.mean, found.square, rnorm, found.centre, rnorm.numel(), space_of(rnorm)[0], groups,
+        input.shape[1] // groups, **sizes("I", input.shape[2:]), OH=outer["OH"], OW=outer["OW"],
+        **window(weight.weight, geometry), CENTERED=centered, BIAS=weight.bias is not None,
+        BP=_WINDOWS, num_warps=4,
+    )  # fmt: skip
+
+
+def finish(
+    product: Tensor,
+    input: Tensor,
+    fields: Fields,
+    weight: Weight,
+    geometry: Geometry,
+    scale: Tensor | None,
+    gain: float,
+    centered: bool,
+    relu: bool,
+    keep: bool,
+    keep_unit: bool,
+    tell: bool = False,
+) -> tuple[Kept, Fields | None]:
+    """One launch over the product, which becomes the output where dtypes are equal.
+
+    tell: statistics of the output's channels as well, for the layer after it.
+    """
+    z, (sn, sc, sp) = flat(product)
+    groups = geometry.groups
+    (space, positions), width = space_of(z), z.shape[1] // groups
+    y = z if z.dtype == input.dtype else torch.empty_like(z, dtype=input.dtype)
+    cosine = torch.empty_like(y) if keep else y.new_empty(0)
+    rnorm, mean = fields.rnorm, fields.centre
+    ready = rnorm is not None
+    if rnorm is None or mean is None:
+        maps = (z.shape[0], groups, *z.shape[2:])
+        rnorm = z.new_empty(maps, dtype=torch.float32)
+        mean = rnorm.new_empty(maps if centered else (0,))
+    block = tile("finish" if ready else "small", space, width, sc)
+    outer = sizes("O", z.shape[2:])
+    once = width <= block["BC"]
+    after = _empty_fields(y, 1, centered) if tell else None
+    told = (None, None) if after is None else after[:2]
+    fused.finish[(blocks(positions, block["BP"]) * groups,)](
+        z, y, cosine, fields.mean, fields.square, rnorm, mean, weight.total, weight.stats, scale,
+        *told, gain, positions, space, groups, input.shape[1] // groups, width, sn, sc, sp,
+        **sizes("I", input.shape[2:]), OH=outer["OH"], OW=outer["OW"],
+        **window(weight.weight, geometry), CENTERED=centered, BIAS=weight.bias is not None,
+        RELU=relu, KEEP=keep, SCALE=scale_kind(scale), RAW=weight.rnorm is not None,
+        READY=ready, ONCE=once, NEXT=once and tell, EXACT=width & (width - 1) == 0, **block,
+    )  # fmt: skip
+    if after is not None and not once:
+        _prepare(y, after, 1, None, None, weight, centered)
+    unit = weight.weight if keep_unit else y.new_empty(0)
+    return Kept(y, cosine, rnorm, mean, weight.stats, unit), after

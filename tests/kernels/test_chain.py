@@ -1,0 +1,226 @@
+"""Layers in a row as one function, against the same layers one by one: by interpreter, or a GPU."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from cosnorm import algorithm, chain, reference
+from cosnorm.nn import CosineConv2d, PearsonConv2d, Sequential
+
+pytest.importorskip("triton", reason="the kernels need triton")
+from cosnorm.kernels import launch, layout
+
+GPU = pytest.param("cuda", marks=pytest.mark.gpu)
+DEVICES = [GPU] if torch.cuda.is_available() else ["cpu", GPU]
+ARGUMENTS = [  # in, out, kernel, and the rest, of the layers of a network
+    [(3, 7, 3, {"padding": 1}), (7, 8, 3, {"padding": 1}), (8, 5, 1, {})],
+    [(4, 16, (3, 2), {"stride": (2, 1)}), (16, 33, 3, {"padding": 2, "dilation": 2})],
+    [(2, 6, 3, {"bias": True}), (6, 4, 2, {"bias": True, "stride": 2}), (4, 3, 2, {})],
+]
+
+
+@pytest.fixture(autouse=True)
+def triton_steps():
+    before = algorithm.set_backend("triton")
+    with reference.without_tf32():
+        yield
+    algorithm.set_backend(before)
+
+
+@pytest.fixture(params=["together", "apart"])
+def manner(request, monkeypatch):
+    monkeypatch.setattr(launch, "apart", lambda input, weight: request.param == "apart")
+    if request.param == "apart":
+        monkeypatch.setattr(layout, "_LARGE", 0)
+
+
+@pytest.fixture
+def chains(monkeypatch):
+    """Counts how many layers went through a chain."""
+    lengths = []
+
+    def counted(input, layers, centered):
+        lengths.append(len(layers))
+        return chain.chain(input, layers, centered)
+
+    monkeypatch.setattr("cosnorm.nn.sequential.chain", counted)
+    return lengths
+
+
+def network(arguments, centered, container=Sequential):
+    kind = PearsonConv2d if centered else CosineConv2d
+    return container(*(kind(*a, **rest, activation="relu") for *a, rest in arguments))
+
+
+def gradients(net, x, seed):
+    y = net(x)
+    return [y.detach(), *torch.autograd.grad(y, [x, *net.parameters()], seed.to(y.dtype))]
+
+
+def assert_a_chain_is_its_layers(arguments, centered, device, dtype, last, size):
+    net = network(arguments, centered).to(device, dtype)
+    x = torch.randn(size, device=device, dtype=dtype)
+    if last:
+        net = net.to(memory_format=torch.channels_last)
+        x = x.contiguous(memory_format=torch.channels_last)
+    x.requires_grad_()
+    seed = torch.randn_like(net(x))
+    got = gradients(net, x, seed)
+    plain = nn.Sequential(*net)
+    one_by_one = gradients(plain, x, seed)
+    exact = gradients(plain.double(), x.detach().double().requires_grad_(), seed.double())
+    slack = 1e-5 if dtype == torch.float32 else 2e-2
+    for a, b, c in zip(got, one_by_one, exact, strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        allowed = 2 * (b.double() - c).norm() + slack * c.norm() + 1e-9
+        assert (a.double() - c).norm() <= allowed
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("centered", [False, True])
+@pytest.mark.parametrize("arguments", ARGUMENTS, ids=range(len(ARGUMENTS)))
+def test_a_chain_is_its_layers(arguments, centered, device, manner, chains):
+    size = (2, arguments[0][0], 7, 6)
+    assert_a_chain_is_its_layers(arguments, centered, device, torch.float32, True, size)
+    assert_a_chain_is_its_layers(arguments, centered, device, torch.float16, False, size)
+    assert set(chains) == {len(arguments)}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("centered", [False, True])
+def test_channels_that_do_not_fit_into_a_tile(centered, device, chains, monkeypatch):
+    monkeypatch.setattr(layout, "_TILES", dict.fromkeys(layout._TILES, (4, 1)))
+    arguments = [(2, 9, 2, {}), (9, 5, 2, {})]
+    size = (1, 2, 4, 3)
+    assert_a_chain_is_its_layers(arguments, centered, device, torch.float32, True, size)
+    assert chains
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("centered", [False, True])
+def test_only_what_is_wanted(centered, device, chains):
+    net = network(ARGUMENTS[0], centered).to(device)
+    x = torch.randn(2, 3, 6, 6, device=device)
+    for wants in itertools.product((False, True), repeat=4):
+        if not any(wants):
+            continue
+        leaf = x.clone().requires_grad_(wants[0])
+        for parameter, want in zip(net.parameters(), wants[1:], strict=True):
+            parameter.requires_grad_(want)
+            parameter.grad = None
+        net(leaf).square().sum().backward()
+        assert [t.grad is not None for t in (leaf, *net.parameters())] == list(wants)
+    assert set(chains) == {3}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients_of_gradients(device, chains):
+    net = network(ARGUMENTS[1], True).to(device)
+    x = torch.randn(1, 4, 7, 7, device=device, requires_grad=True)
+    results = []
+    for container in (net, nn.Sequential(*net)):
+        (dx,) = torch.autograd.grad(container(x).square().sum(), x, create_graph=True)
+        results.append(torch.autograd.grad(dx.square().sum(), list(net.parameters())))
+    assert chains
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_without_gradients_and_under_autocast(device, chains):
+    net = network(ARGUMENTS[0], True).to(device)
+    x = torch.randn(2, 3, 6, 6, device=device)
+    with torch.no_grad():
+        torch.testing.assert_close(net(x), nn.Sequential(*net)(x))
+    assert chains == [3]
+    with torch.autocast(device, torch.float16):
+        got, want = net(x), nn.Sequential(*net)(x)
+    assert got.dtype == want.dtype == torch.float16
+    torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_constants_between_layers_stay_without_direction(device, chains):
+    """The second layer sees constants: statistics told from layer to layer must say so too."""
+    net = network([(3, 33, 1, {}), (33, 5, 1, {})], True).to(device)
+    x = torch.randn(1, 3, 4, 4, device=device).expand(2, 3, 4, 4)
+    with torch.no_grad():
+        net[0].weight.copy_(net[0].weight[:1].expand_as(net[0].weight))
+    assert (net(x) == 0).all() and chains == [2]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("breaks", ["hook", "global hook", "activation", "groups", "scale", "mode"])
+def test_whatever_does_not_fit_is_called_as_it_is(breaks, device, chains):
+    changed = {
+        "activation": {"activation": None},
+        "groups": {"groups": 2, "activation": "relu"},
+        "scale": {"scale": 2.0, "activation": "relu"},
+        "mode": {"padding_mode": "reflect", "padding": 1, "activation": "relu"},
+    }.get(breaks, {"activation": "relu"})
+    net = Sequential(CosineConv2d(4, 4, 3, activation="relu"), CosineConv2d(4, 4, 3, **changed))
+    net.to(device)
+    seen, handle = [], None
+    if breaks == "hook":
+        net[1].register_forward_hook(lambda *_: seen.append(1))
+    if breaks == "global hook":
+        handle = nn.modules.module.register_module_forward_hook(lambda *_: seen.append(1))
+    x = torch.randn(1, 4, 8, 8, device=device)
+    try:
+        torch.testing.assert_close(net(x), nn.Sequential(*net)(x))
+    finally:
+        if handle:
+            handle.remove()
+    assert not chains and bool(seen) == ("hook" in breaks)
+
+
+def test_what_is_wrong_is_told_by_the_layer():
+    net = network([(3, 8, 3, {}), (9, 8, 3, {})], False)
+    with pytest.raises(ValueError, match="9"):
+        net(torch.randn(1, 3, 8, 8))
+    with pytest.raises((ValueError, RuntimeError)):
+        network([(3, 8, 3, {}), (8, 8, 3, {})], False)(torch.randn(1, 3, 4, 4))
+
+
+def test_it_is_torchs_container_in_all_else(chains):
+    algorithm.set_backend("auto")  # on a CPU: torch
+    net = network(ARGUMENTS[0], True)
+    assert list(net.state_dict()) == [f"{i}.weight" for i in range(3)]
+    assert net(torch.randn(2, 3, 6, 6)).shape == (2, 5, 6, 6)
+    assert net(torch.randn(3, 6, 6)).shape == (5, 6, 6)
+    assert isinstance(net[:2], Sequential) and not chains
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("centered", [False, True])
+def test_large_layers_in_a_graph(centered, chains):
+    """As one trains: autocast, channels last, the step in a CUDA graph, replayed."""
+    net = network([(64, 512, 3, {"padding": 1})] + 2 * [(512, 512, 3, {"padding": 1})], centered)
+    net = net.to("cuda").to(memory_format=torch.channels_last)
+    x = torch.randn(64, 64, 16, 16, device="cuda").contiguous(memory_format=torch.channels_last)
+    parameters = list(net.parameters())
+    assert launch.apart(x, parameters[1])
+
+    def step(model):
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+            y = model(x)
+        return [y.detach(), *torch.autograd.grad(y.float().square().sum(), parameters)]
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        want, first = step(nn.Sequential(*net)), step(net)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            got = step(net)
+        for _ in range(20):
+            for tensor in got:
+                tensor.fill_(float("nan"))
+            graph.replay()
+            stream.synchronize()
+            assert all(torch.equal(a, b) for a, b in zip(got, first, strict=True))
+    assert set(chains) == {3}
+    for a, b in zip(got, want, strict=True):
+        assert (a.double() - b.double()).norm() <= 0.03 * b.double().norm()
