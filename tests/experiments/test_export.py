@@ -6,6 +6,7 @@ import torch
 from experiment_cases import config_for, image_data, sparse_data
 from safetensors.torch import load
 
+from cosnorm.data import Dataset, Split
 from cosnorm.experiments.config import METHODS
 from cosnorm.experiments.export import export_run
 from cosnorm.experiments.run import load_run, run
@@ -36,6 +37,15 @@ def test_onnx_and_safetensors_are_the_network(tmp_path, method):
     assert all(torch.equal(state[name], t) for name, t in network.state_dict().items())
     labels = json.loads(files.labels.read_text())
     assert labels == {"classes": ["class 0", "class 1", "class 2"], "sample_shape": [1, 8, 8]}
+
+
+def test_images_in_floats_stay_floats(tmp_path):
+    data = image_data()
+    parts = (Split(part.x.float() / 50, part.y) for part in (data.train, data.test))
+    data = Dataset("floats", *parts, data.classes, "image")
+    run(config_for(epochs=1), tmp_path / "run", dataset=data)
+    files = export_run(tmp_path / "run", tmp_path / "export")
+    agree(tmp_path / "run", files, data.test.x)
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from experiment_cases import config_for, image_data, vector_data
 
-from cosnorm.data import DataError
+from cosnorm.data import DataError, load
 from cosnorm.experiments.predict import predict_file
 from cosnorm.experiments.run import load_run, run
 
@@ -83,12 +83,84 @@ def test_integers_are_pixels_for_images_and_numbers_for_the_rest(image_run, vect
     expected = load_run(image_run).predict(rows)
     assert [row[1] for row in predict_file(image_run, tmp_path / "wide.npy")] == expected
     np.save(tmp_path / "over.npy", rows.astype(np.int64) + 200)
-    with pytest.raises(DataError, match=r"over\.npy: pixels must be 0 to 255; got 200 to"):
+    with pytest.raises(DataError, match=r"over\.npy: pixels must be whole .*; got 200 to"):
         list(predict_file(image_run, tmp_path / "over.npy"))
     numbers = np.full((2, 6), 300)
     np.save(tmp_path / "numbers.npy", numbers)
     expected = load_run(vector_run).predict(numbers.astype(np.float32))
     assert [row[1] for row in predict_file(vector_run, tmp_path / "numbers.npy")] == expected
+
+
+def own_file(path, kind):
+    """Rows that a first layer of any scale does not give away, in each form that training takes."""
+    x = np.random.RandomState(0).randint(0, 256, (80, 5, 5)).astype(np.uint8)
+    y = np.arange(80) % 2
+    x[y == 1, :2] //= 3
+    forms = {
+        "grey": x,
+        "channels first": np.repeat(x[:, None], 3, 1),
+        "channels last": np.repeat(x[..., None], 3, 3),
+        "bytes": x.reshape(80, 25),
+        "floats": x.reshape(80, 25) / 50,
+        "image in floats": x / 50,
+        "truth": x.reshape(80, 25) > 90,
+    }
+    rows = forms[kind]
+    np.savez(path, x_train=rows[:60], y_train=y[:60], x_test=rows[60:], y_test=y[60:])
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("grey", "channels first", "channels last", "bytes", "floats", "image in floats"),
+        "truth",
+    ],
+)
+def test_the_file_that_trained_a_run_is_read_the_same_way(tmp_path, kind):
+    path = tmp_path / "own.npz"
+    own_file(path, kind)
+    config = config_for("none", lr=0.1, bias=True, width=16).override(dataset=str(path))
+    errors = run(config, tmp_path / "run").summary["final_test_error"]
+    labels = np.load(path)["y_test"].tolist()
+    predicted = [int(label) for _, label, _ in predict_file(tmp_path / "run", path)]
+    wrong = sum(a != b for a, b in zip(predicted, labels, strict=True))
+    assert 100 * wrong / len(labels) == errors
+    data = load(path)
+    probabilities = load_run(tmp_path / "run").probabilities(data.test.x).max(1).values
+    told = [probability for _, _, probability in predict_file(tmp_path / "run", path)]
+    assert told == pytest.approx(probabilities.tolist(), rel=1e-6)
+
+
+def test_rows_on_another_scale_than_that_of_training_are_refused(image_run, vector_run, tmp_path):
+    rows = image_data().test.x.numpy()
+    np.save(tmp_path / "unit.npy", rows / 255)
+    with pytest.raises(DataError, match=r"unit\.npy: pixels must be whole numbers, 0 to 255"):
+        list(predict_file(image_run, tmp_path / "unit.npy"))
+    np.save(tmp_path / "nan.npy", np.full((1, 6), np.nan))
+    with pytest.raises(DataError, match=r"nan\.npy: rows must be finite numbers"):
+        list(predict_file(vector_run, tmp_path / "nan.npy"))
+    own_file(tmp_path / "floats.npz", "image in floats")
+    config = config_for().override(dataset=str(tmp_path / "floats.npz"))
+    run(config, tmp_path / "floats")
+    np.save(tmp_path / "bytes.npy", np.zeros((1, 5, 5), np.uint8))
+    with pytest.raises(DataError, match=r"bytes\.npy: images must be floats, as in training"):
+        list(predict_file(tmp_path / "floats", tmp_path / "bytes.npy"))
+    with pytest.raises(DataError, match=r"trained on images in floats, whose scale"):
+        list(predict_file(tmp_path / "floats", tmp_path / "any.png"))
+
+
+def test_pictures_of_sixteen_bits_are_refused_as_in_training(image_run, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    image.fromarray(np.full((8, 8), 40_000, np.uint16)).save(tmp_path / "deep.png")
+    with pytest.raises(DataError, match=r"deep\.png: more than 8 bits a pixel; save it with 8"):
+        list(predict_file(image_run, tmp_path / "deep.png"))
+
+
+def test_a_folder_with_the_name_of_an_image_is_passed_over(image_run, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    (tmp_path / "folder.png").mkdir()
+    image.new("L", (8, 8)).save(tmp_path / "one.png")
+    assert len(list(predict_file(image_run, tmp_path))) == 1
 
 
 def test_arrays_without_rows(image_run, vector_run, tmp_path):

@@ -39,7 +39,7 @@ class _Classifier(nn.Module):
 def export_run(path: str | Path, out: str | Path, *, averaged: bool = True) -> ExportedFiles:
     """Write model.onnx, model.safetensors and labels.json into `out`.
 
-    The ONNX model takes `rows` as data sets store them (images: uint8, (N, C, H, W); any N) and
+    The ONNX model takes `rows` as data sets store them (pixels: uint8, (N, C, H, W); any N) and
     gives `logits`, (N, classes). The safetensors file is the network's state_dict.
     """
     from safetensors.torch import save
@@ -58,7 +58,7 @@ def export_run(path: str | Path, out: str | Path, *, averaged: bool = True) -> E
 
 
 def _onnx(run: LoadedRun) -> bytes:
-    dtype = torch.uint8 if run.kind == "image" else torch.float32
+    dtype = torch.uint8 if run.dtype == "uint8" else torch.float32
     example = torch.zeros(2, *run.sample_shape, dtype=dtype)
     try:
         with _quiet():

@@ -24,7 +24,9 @@ def predict_file(
     """A name, a class and its probability for each row of the file.
 
     file: an image, a folder of images, an .npy of rows, or an .npz with rows under `x`, `x_test`,
-    or as its only array. Images are brought to the size and the channels of the training images.
+    or as its only array. Arrays are read as in training: images with their channels first, last or
+    left out, and vectors of bytes as bytes over 255. Images are brought to the size and the
+    channels of the training images.
     For a run on documents: a text file, one document, or a folder of .txt files. The head of a post
     is left out, as it was in training.
     """
@@ -35,7 +37,7 @@ def predict_file(
     elif path.is_dir() or kind in _IMAGES:
         parts = _images(loaded, path)
     else:
-        parts = _arrays(path, loaded.kind == "image")
+        parts = _arrays(loaded, path)
     for names, rows in parts:
         best = loaded.probabilities(rows).max(1)
         numbers = zip(names, best.indices.tolist(), best.values.tolist(), strict=True)
@@ -46,7 +48,7 @@ def _texts(
     run: LoadedRun, storage: Storage, path: Path
 ) -> Iterator[tuple[list[str], torch.Tensor]]:
     text = read_vocabulary(storage, run.sample_shape[0])
-    files = sorted(path.rglob("*.txt")) if path.is_dir() else [path]
+    files = sorted(p for p in path.rglob("*.txt") if p.is_file()) if path.is_dir() else [path]
     if not files:
         raise DataError(f"{path}: no .txt file in this folder")
     for start in range(0, len(files), 100):
@@ -76,8 +78,13 @@ def _document(path: Path) -> bytes:
 def _images(run: LoadedRun, path: Path) -> Iterator[tuple[list[str], torch.Tensor]]:
     if run.kind != "image":
         raise DataError(f"{path}: the run was trained on rows of numbers, not on images")
+    if run.dtype != "uint8":
+        raise DataError(
+            f"{path}: the run was trained on images in floats, whose scale a file of pixels does "
+            "not have; give rows in an .npy or .npz file"
+        )
     if path.is_dir():
-        files = sorted(p for p in path.rglob("*") if p.suffix.lower() in _IMAGES)
+        files = sorted(p for p in path.rglob("*") if p.suffix.lower() in _IMAGES and p.is_file())
     else:
         files = [path]
     if not files:
@@ -91,16 +98,20 @@ def _image(path: Path, shape: tuple[int, ...]) -> torch.Tensor:
     channels, height, width = shape
     try:
         with image_module.open(path) as image:
+            if image.mode[0] in "IF":
+                raise DataError(f"{path}: more than 8 bits a pixel; save it with 8")
             ready = image.convert("L" if channels == 1 else "RGB").resize((width, height))
             pixels = np.asarray(ready, dtype=np.uint8)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
+    except DataError:
+        raise
     except (OSError, ValueError, SyntaxError, image_module.DecompressionBombError) as error:
         raise DataError(f"{path}: not an image that can be read ({error})") from error
     return torch.from_numpy(pixels.reshape(height, width, -1).transpose(2, 0, 1).copy())[None]
 
 
-def _arrays(path: Path, is_image: bool) -> Iterator[tuple[list[str], torch.Tensor]]:
+def _arrays(run: LoadedRun, path: Path) -> Iterator[tuple[list[str], torch.Tensor]]:
     try:
         with open(path, "rb") as file:
             stored = np.load(file, allow_pickle=False)
@@ -113,14 +124,40 @@ def _arrays(path: Path, is_image: bool) -> Iterator[tuple[list[str], torch.Tenso
         raise DataError(
             f"{path}: neither an image nor an .npy or .npz file of numbers ({error})"
         ) from error
-    if rows.ndim == 0 or rows.dtype.kind not in "uif":
+    if rows.ndim == 0 or rows.dtype.kind not in "uifb":
         raise DataError(f"{path}: rows must be numbers; got {rows.dtype} of shape {rows.shape}")
-    if is_image and rows.size and not 0 <= rows.min() <= rows.max() <= 255:
-        raise DataError(f"{path}: pixels must be 0 to 255; got {rows.min()} to {rows.max()}")
-    wanted = np.uint8 if is_image else np.float32
+    rows = _channels_first(rows, run.sample_shape)
     for start in range(0, len(rows), 1000):
-        part = torch.from_numpy(np.ascontiguousarray(rows[start : start + 1000], dtype=wanted))
-        yield [str(start + i) for i in range(len(part))], part
+        part = _stored(path, rows[start : start + 1000], run)
+        yield [str(start + i) for i in range(len(part))], torch.from_numpy(part)
+
+
+def _channels_first(rows: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Images (N, H, W) or (N, H, W, C) as the (N, C, H, W) that training made of them."""
+    if len(shape) == 3 and rows.shape[1:] == shape[1:] and shape[0] == 1:
+        return rows[:, None]
+    is_last = rows.ndim == 4 and rows.shape[1:] == (*shape[1:], shape[0])
+    return rows.transpose(0, 3, 1, 2) if is_last and rows.shape[1:] != shape else rows
+
+
+def _stored(path: Path, rows: np.ndarray, run: LoadedRun) -> np.ndarray:
+    """Rows in the type, and on the scale, in which the training rows were stored."""
+    if run.dtype == "uint8":
+        if rows.size and not (0 <= rows.min() <= rows.max() <= 255 and (rows % 1 == 0).all()):
+            raise DataError(
+                f"{path}: pixels must be whole numbers, 0 to 255, as in training; got "
+                f"{rows.min()} to {rows.max()} ({rows.dtype})"
+            )
+        return np.ascontiguousarray(rows, dtype=np.uint8)
+    if rows.dtype == np.uint8 and run.kind != "sparse":
+        if run.kind == "image":
+            raise DataError(f"{path}: images must be floats, as in training; got uint8")
+        return rows.astype(np.float32) / 255
+    with np.errstate(over="ignore"):
+        numbers = np.ascontiguousarray(rows, dtype=np.float32)
+    if not np.isfinite(numbers).all():
+        raise DataError(f"{path}: rows must be finite numbers in float32; some are not")
+    return numbers
 
 
 def _chosen(path: Path, stored: "np.lib.npyio.NpzFile") -> np.ndarray:

@@ -98,6 +98,7 @@ class LoadedRun:
     """A trained network with what it needs to classify.
 
     network: in evaluation mode, the averaged parameters where the run has them.
+    dtype: of the rows as they were stored: uint8 for pixels, float32 for any other numbers.
     """
 
     config: Config
@@ -106,6 +107,7 @@ class LoadedRun:
     sample_shape: tuple[int, ...]
     kind: str
     summary: Mapping[str, Any] | None
+    dtype: str
 
     def input_of(self, rows: "Tensor | Any") -> "Tensor":
         """Rows as stored in data sets (images: uint8, (N, C, H, W)) as network input."""
@@ -121,8 +123,11 @@ class LoadedRun:
             raise ValueError(
                 f"rows must have shape (N, {wanted}), as in training; got {tuple(x.shape)}"
             )
-        if self.kind == "image" and x.dtype != torch.uint8:
-            raise ValueError(f"images must be uint8, 0 to 255; got {x.dtype}")
+        if self.kind == "image" and (x.dtype == torch.uint8) != (self.dtype == "uint8"):
+            wanted = "uint8, 0 to 255" if self.dtype == "uint8" else "floats"
+            raise ValueError(f"images must be {wanted}, as in training; got {x.dtype}")
+        if x.dtype != torch.uint8:
+            x = x.float()
         return pipeline_for(self.config).eval(x)
 
     def probabilities(self, rows: "Tensor | Any") -> "Tensor":
@@ -165,7 +170,9 @@ def load_run(path: str | Path, *, averaged: bool = True) -> LoadedRun:
     shape, classes = tuple(data["sample_shape"]), tuple(data["classes"])
     network = network_for(config, shape, len(classes))
     network.load_state_dict(tensors)
-    return LoadedRun(config, network.eval(), classes, shape, data["kind"], folder.summary())
+    kind = data["kind"]
+    dtype = data.get("dtype", "uint8" if kind == "image" else "float32")
+    return LoadedRun(config, network.eval(), classes, shape, kind, folder.summary(), dtype)
 
 
 def _parameters(folder: RunFolder, averaged: bool) -> tuple[dict[str, "Tensor"], dict[str, Any]]:

@@ -58,6 +58,7 @@ def described(dataset: Dataset) -> dict[str, Any]:
     return {
         "name": dataset.name,
         "kind": dataset.kind,
+        "dtype": str(dataset.train.x.dtype).removeprefix("torch."),
         "sample_shape": list(dataset.sample_shape),
         "classes": list(dataset.classes),
         "train": len(dataset.train),
