@@ -12,11 +12,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cosnorm import algorithm, reference
+from cosnorm import algorithm, ops, reference
 from cosnorm.algorithm import product_backward, products_apart
 from cosnorm.functional import autocast, transforming
 from cosnorm.kernels import plain
 from cosnorm.kernels.steps import Geometry, Grad, Kept, Weight, output_size
+
+_TENSORS = "Tensor input, Tensor[] weights, Tensor[] biases"
+_STATICS = "int[] stride, int[] padding, int[] dilation, bool centered"
+_KEPT = 5  # tensors of a layer: output, rnorm, mean, weight_stats, unit
 
 
 class Layer(NamedTuple):
@@ -28,71 +32,145 @@ class Layer(NamedTuple):
 
 
 def serves(input: Tensor, layers: Sequence[Layer]) -> bool:
-    """Whether a chain is worth it and right here: with the Triton passes, outside of compilers."""
-    if torch.compiler.is_compiling() or transforming():
+    """Whether a chain is right here, and worth it: on a GPU, with the Triton passes."""
+    if transforming():
         return False
-    dtype, size = autocast(input).dtype, input.shape[2:]
-    channels = input.shape[1]
+    dtype, channels, size = autocast(input).dtype, input.shape[1], list(input.shape[2:])
     for weight, _, geometry in layers:
         fits = weight.dtype == dtype or reference.autocasting(input.device.type)
         if weight.shape[1] != channels or not fits or weight.device != input.device:
             return False
-        like = weight.new_empty((0, channels, *size), device="meta")
-        size, channels = output_size(like, weight, geometry), weight.shape[0]
+        size, channels = output_size(size, weight.shape[2:], geometry), weight.shape[0]
         if min(size) < 1:
             return False
+    if torch.compiler.is_compiling():
+        return input.device.type == "cuda"
     return all(algorithm.steps_for(input, layer.weight) is not plain for layer in layers)
 
 
 def chain(input: Tensor, layers: Sequence[Layer], centered: bool) -> Tensor:
-    """The layers one after another; input: (N, C, …). Ask `serves` first."""
-    geometries = [layer.geometry for layer in layers]
+    """The layers one after another, all with a bias or none; input: (N, C, …), as `serves`."""
     weights = [layer.weight for layer in layers]
-    biases = [algorithm.dense(None if b is None else b.to(w.dtype)) for w, b, _ in layers]
-    return _Chain.apply(autocast(input), centered, geometries, *weights, *biases)
+    biases = [b.to(w.dtype) for w, b, _ in layers if b is not None]
+    steps = [layer.geometry[:3] for layer in layers]
+    sizes = [[n for size in each for n in size] for each in zip(*steps, strict=True)]
+    outputs = torch.ops.cosnorm.cosine_chain(autocast(input), weights, biases, *sizes, centered)
+    return outputs[-_KEPT]
 
 
-class _Chain(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, input: Tensor, centered: bool, geometries: list[Geometry], *parameters: Any):
-        layers = _layers(geometries, parameters)
-        steps = algorithm.steps_for(input, layers[0].weight)
-        x, told, kept = input, None, []
-        with reference.full_precision(input), torch.cuda.device_of(input):
-            for i, layer in enumerate(layers):
-                links = (told, i + 1 < len(layers))
-                here, told = algorithm.forward_step(
-                    steps, x, layer.weight, layer.bias, None, layer.geometry, 1.0, centered, True,
-                    *links,
-                )  # fmt: skip
-                kept += [here.output, *here[2:]]
-                x = here.output
-        ctx.save_for_backward(input, *parameters, *kept)
-        ctx.centered, ctx.geometries = centered, geometries
-        return x
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
-        count, centered, geometries = len(ctx.geometries), ctx.centered, ctx.geometries
-        input, *rest = ctx.saved_tensors
-        parameters, saved = rest[: 2 * count], rest[2 * count :]
-        need = [ctx.needs_input_grad[0], *ctx.needs_input_grad[3:]]
-        if torch.is_grad_enabled():
-            grads = _pullback(grad, input, parameters, geometries, centered, need)
-        else:
-            empty = input.new_empty(0)
-            kept = [Kept(saved[i], empty, *saved[i + 1 : i + 5]) for i in range(0, 5 * count, 5)]
-            layers = _layers(geometries, parameters)
-            with reference.full_precision(input):
-                grads = _backward(grad, input, layers, kept, centered, need)
-        wanted = [g if wants else None for g, wants in zip(grads, need, strict=True)]
-        return wanted[0], None, None, *wanted[1:]
+def _layers(
+    weights: Sequence[Tensor], biases: Sequence[Tensor], sizes: Sequence[Sequence[int]]
+) -> list[Layer]:
+    dims = weights[0].dim() - 2
+    parts = zip(*(_cut(size, dims) for size in sizes), strict=True)
+    geometries = [Geometry(stride, padding, dilation, 1) for stride, padding, dilation in parts]
+    vectors = [b.contiguous() for b in biases] or [None] * len(weights)
+    return [Layer(*each) for each in zip(weights, vectors, geometries, strict=True)]
 
 
-def _layers(geometries: Sequence[Geometry], parameters: Sequence[Any]) -> list[Layer]:
-    count = len(geometries)
-    weights, biases = parameters[:count], parameters[count:]
-    return [Layer(*each) for each in zip(weights, biases, geometries, strict=True)]
+def _cut(values: Sequence[Any], length: int) -> list[Sequence[Any]]:
+    return [values[i : i + length] for i in range(0, len(values), length)]
+
+
+def _run(input, weights, biases, stride, padding, dilation, centered) -> list[Tensor]:
+    layers = _layers(weights, biases, (stride, padding, dilation))
+    steps = algorithm.steps_for(input, weights[0])
+    x, told, outputs = input, None, []
+    with reference.full_precision(input), torch.cuda.device_of(input):
+        for i, layer in enumerate(layers):
+            links = () if steps is plain else (told, i + 1 < len(layers))
+            kept, told = algorithm.forward_step(
+                steps, x, layer.weight, layer.bias, None, layer.geometry, 1.0, centered, True,
+                *links,
+            )  # fmt: skip
+            x, _, *rest = ops.laid_out(kept, x, layer.weight)
+            outputs += [x, *rest]
+    return outputs
+
+
+def _fake(input, weights, biases, stride, padding, dilation, centered) -> list[Tensor]:
+    outputs, x = [], input
+    for layer in _layers(weights, biases, (stride, padding, dilation)):
+        x, _, *rest = ops.fake_conv(
+            x, layer.weight, layer.bias, None, *layer.geometry, 1.0, centered, True
+        )
+        outputs += [x, *rest]
+    return outputs
+
+
+def _run_backward(
+    grad, input, weights, biases, kept, stride, padding, dilation, centered, need
+) -> list[Tensor]:
+    layers = _layers(weights, biases, (stride, padding, dilation))
+    empty = input.new_empty(0)
+    known = [Kept(output, empty, *rest) for output, *rest in _cut(kept, _KEPT)]
+    with reference.full_precision(input), torch.cuda.device_of(input):
+        steps = algorithm.steps_for(input, weights[0])
+        run = _backward_in_torch if steps is plain else _backward
+        grads = run(grad, input, layers, known, centered, need)
+    tensors = [input, *weights, *biases]
+    return [
+        input.new_empty(0) if g is None or not wants else ops.settled(g, t, (input, weights[0]))
+        for g, t, wants in zip(grads, tensors, need, strict=False)
+    ]
+
+
+def _fake_backward(grad, input, weights, biases, kept, *rest) -> list[Tensor]:
+    pair = (input, weights[0])
+    return [
+        ops.empty_settled(t, pair) if wants else input.new_empty(0)
+        for t, wants in zip([input, *weights, *biases], rest[-1], strict=True)
+    ]
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    input, weights, biases, *statics = inputs
+    ctx.save_for_backward(input, *weights, *biases, *output)
+    ctx.counts, ctx.statics = (len(weights), len(biases)), statics
+    ctx.set_materialize_grads(False)
+
+
+def _autograd(ctx, grads):
+    count, biased = ctx.counts
+    none, grad = (None,) * len(ctx.statics), grads[-_KEPT]
+    if grad is None:
+        return (None, [None] * count, [None] * biased, *none)
+    input, *rest = ctx.saved_tensors
+    weights, biases = rest[:count], rest[count : count + biased]
+    kept = rest[count + biased :]
+    of_input, of_weights, of_biases = ctx.needs_input_grad[:3]
+    need = [bool(n) for n in (of_input, *of_weights, *(of_biases if biased else []))]
+    if torch.is_grad_enabled():
+        found = _pullback(grad, [input, *weights, *biases], count, ctx.statics, need)
+    else:
+        found = torch.ops.cosnorm.cosine_chain_backward(
+            grad, input, weights, biases, kept, *ctx.statics, need
+        )
+    grads = [g if wants else None for g, wants in zip(found, need, strict=True)]
+    return grads[0], grads[1 : 1 + count], grads[1 + count :], *none
+
+
+def _backward_in_torch(
+    grad: Tensor,
+    input: Tensor,
+    layers: Sequence[Layer],
+    kept: Sequence[Kept],
+    centered: bool,
+    need: Sequence[bool],
+) -> list[Tensor | None]:
+    """As `_backward`, one layer after another."""
+    grads: list[tuple[Any, Any]] = []
+    dy: Tensor | None = grad
+    for i in reversed(range(len(layers))):
+        weight, bias, geometry = layers[i]
+        x = kept[i - 1].output if i else input
+        assert dy is not None
+        dy, dw, db, _ = algorithm.backward(
+            dy, x, weight, bias, None, kept[i], geometry, 1.0, centered, True,
+            (i > 0 or need[0], True, bias is not None, False),
+        )  # fmt: skip
+        grads.insert(0, (dw, db))
+    return [dy, *(dw for dw, _ in grads), *(db for _, db in grads)]
 
 
 def _backward(
@@ -106,7 +184,8 @@ def _backward(
     """Gradients of the input, the weights and the biases; `need` in the same order."""
     count, dtype = len(layers), reference.compute_dtype(input)
     steps = algorithm.steps_for(input, layers[0].weight)
-    needed = [need[1 + i] or need[1 + count + i] for i in range(count)]
+    of_biases = need[1 + count :] or [False] * count
+    needed = [need[1 + i] or of_biases[i] for i in range(count)]
     lowest = 0 if need[0] else needed.index(True)
     found: list[tuple[Tensor | None, Tensor | None]] = [(None, None)] * count
     weight, bias, _ = layers[-1]
@@ -174,27 +253,39 @@ class _Place(NamedTuple):
 
 def _pullback(
     grad: Tensor,
-    input: Tensor,
-    parameters: Sequence[Any],
-    geometries: Sequence[Geometry],
-    centered: bool,
+    tensors: Sequence[Tensor],
+    count: int,
+    statics: Sequence[Any],
     need: Sequence[bool],
 ) -> list[Tensor | None]:
     """Gradients by differentiating the reference, themselves differentiable."""
-    tensors = [input, *parameters]
-    wanted = [i for i, wants in enumerate(need) if wants and tensors[i] is not None]
+    *sizes, centered = statics
 
-    def output(*chosen: Tensor) -> Tensor:
-        full = list(tensors)
-        for i, tensor in zip(wanted, chosen, strict=True):
-            full[i] = tensor
-        x = full[0]
-        for weight, bias, geometry in _layers(geometries, full[1:]):
-            x = reference.cosine_conv(x, weight, bias, None, *geometry, 1.0, centered, True).output
-        return x
+    def function(input: Tensor, *parameters: Tensor) -> reference.Result:
+        result, x = None, input
+        for weight, bias, geometry in _layers(parameters[:count], parameters[count:], sizes):
+            result = reference.cosine_conv(x, weight, bias, None, *geometry, 1.0, centered, True)
+            x = result.output
+        assert result is not None
+        return result
 
-    grads = torch.func.vjp(output, *[tensors[i] for i in wanted])[1](grad)
-    result: list[Tensor | None] = [None] * len(tensors)
-    for i, g in zip(wanted, grads, strict=True):
-        result[i] = g
-    return result
+    return ops.pullback(function, grad, tensors, (), need)
+
+
+def _register() -> None:
+    library, name = ops.library, "cosine_chain"
+    library.define(f"{name}({_TENSORS}, {_STATICS}) -> Tensor[]")
+    library.define(
+        f"{name}_backward(Tensor grad, {_TENSORS}, Tensor[] kept, {_STATICS}, bool[] need)"
+        " -> Tensor[]"
+    )
+    library.impl(name, _run, "CompositeExplicitAutograd")
+    library.impl(f"{name}_backward", _run_backward, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"cosnorm::{name}", _fake, lib=library)
+    torch.library.register_fake(f"cosnorm::{name}_backward", _fake_backward, lib=library)
+    torch.library.register_autograd(
+        f"cosnorm::{name}", _autograd, setup_context=_setup_context, lib=library
+    )
+
+
+_register()

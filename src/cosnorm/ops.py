@@ -32,7 +32,7 @@ _TAIL = "float gain, bool centered, bool relu"
 _CONV = "int[] stride, int[] padding, int[] dilation, int groups, "
 _TRANSPOSE = "int[] stride, int[] padding, int[] output_padding, int groups, int[] dilation, "
 
-_library = torch.library.Library("cosnorm", "DEF")
+library = torch.library.Library("cosnorm", "DEF")
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,8 @@ def _linear_shapes(input, weight, *_):
 
 
 def _conv_shapes(input, weight, stride, padding, dilation, groups, *_):
-    size = output_size(input, weight, Geometry(stride, padding, dilation, groups))
+    geometry = Geometry(stride, padding, dilation, groups)
+    size = output_size(input.shape[2:], weight.shape[2:], geometry)
     batch, out = input.shape[0], weight.shape[0]
     return (batch, out, *size), (batch, groups, *size), out
 
@@ -187,13 +188,18 @@ def _empty_unit(input: Tensor, weight: Tensor) -> Tensor:
 
 def _fake_backward(grad, input, weight, bias, scale, *rest) -> tuple[Tensor, ...]:
     return tuple(
-        input.new_empty(0) if t is None or not wants else _settled(t, (input, weight))
+        input.new_empty(0) if t is None or not wants else empty_settled(t, (input, weight))
         for t, wants in zip((input, weight, bias, scale), rest[-1], strict=True)
     )
 
 
-def _settled(like: Tensor, pair: tuple[Tensor, Tensor]) -> Tensor:
+def empty_settled(like: Tensor, pair: tuple[Tensor, Tensor]) -> Tensor:
     return torch.empty_like(like, memory_format=_grad_format(like, pair))
+
+
+def settled(grad: Tensor, like: Tensor, pair: tuple[Tensor, Tensor]) -> Tensor:
+    """A gradient in the memory layout that has been promised for it; pair: input and weight."""
+    return grad.contiguous(memory_format=_grad_format(like, pair))
 
 
 def _grad_format(like: Tensor, pair: tuple[Tensor, Tensor]) -> torch.memory_format:
@@ -204,11 +210,11 @@ def _grad_format(like: Tensor, pair: tuple[Tensor, Tensor]) -> torch.memory_form
 
 
 def _run(family: Family, input, weight, bias, scale, *statics) -> tuple[Tensor, ...]:
-    output, *rest = _laid_out(family.forward(input, weight, bias, scale, *statics), input, weight)
+    output, *rest = laid_out(family.forward(input, weight, bias, scale, *statics), input, weight)
     return _owned(output), *rest
 
 
-def _laid_out(kept: Kept, input: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+def laid_out(kept: Kept, input: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
     """In the memory layouts that `_fake` has promised."""
     output, cosine, *stats, unit = kept
     if input.dim() == weight.dim():
@@ -230,9 +236,7 @@ def _run_backward(family: Family, grad, input, weight, bias, scale, *rest) -> tu
     grads = family.backward(grad, input, weight, bias, scale, kept, *statics)
     pair = (input, weight)
     return tuple(
-        input.new_empty(0)
-        if g is None or t is None or not wants
-        else g.contiguous(memory_format=_grad_format(t, pair))
+        input.new_empty(0) if g is None or t is None or not wants else settled(g, t, pair)
         for g, t, wants in zip(grads, (input, weight, bias, scale), statics[-1], strict=True)
     )
 
@@ -302,7 +306,7 @@ def _by_reference(family: Family, input, weight, bias, scale, *statics) -> Kept:
 def _decomposition(family: Family, input, weight, bias, scale, *statics) -> tuple[Tensor, ...]:
     """What exporters such as torch.onnx's put in the place of an op they don't know."""
     kept = _by_reference(family, input, weight, bias, scale, *statics)
-    return _laid_out(kept, input, weight)
+    return laid_out(kept, input, weight)
 
 
 def _vmap_input(name: str, input, weight, bias, scale, statics):
@@ -324,37 +328,36 @@ def _vmap_input(name: str, input, weight, bias, scale, statics):
 def _register(name: str, family: Family) -> None:
     returns = "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
     backward = f"{name}_backward"
-    _library.define(f"{name}({_TENSORS}, {family.statics}{_TAIL}) -> {returns}")
-    _library.define(
+    library.define(f"{name}({_TENSORS}, {family.statics}{_TAIL}) -> {returns}")
+    library.define(
         f"{backward}(Tensor grad, {_TENSORS}, {_KEPT}, {family.statics}{_TAIL}, bool[] need)"
         " -> (Tensor, Tensor, Tensor, Tensor)"
     )
-    _library.impl(name, partial(_run, family), "CompositeExplicitAutograd")
-    _library.impl(backward, partial(_run_backward, family), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"cosnorm::{name}", partial(_fake, family), lib=_library)
-    torch.library.register_fake(f"cosnorm::{backward}", _fake_backward, lib=_library)
+    library.impl(name, partial(_run, family), "CompositeExplicitAutograd")
+    library.impl(backward, partial(_run_backward, family), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"cosnorm::{name}", partial(_fake, family), lib=library)
+    torch.library.register_fake(f"cosnorm::{backward}", _fake_backward, lib=library)
     torch.library.register_autograd(
         f"cosnorm::{name}",
         partial(_autograd, family, name),
         setup_context=_setup_context,
-        lib=_library,
+        lib=library,
     )
     decompose = register_decomposition(getattr(torch.ops.cosnorm, name).default, unsafe=True)
     decompose(partial(_decomposition, family))
-    torch.library.register_vmap(f"cosnorm::{name}", partial(_vmap, name), lib=_library)
+    torch.library.register_vmap(f"cosnorm::{name}", partial(_vmap, name), lib=library)
     looped = partial(_loop, getattr(torch.ops.cosnorm, backward))
-    torch.library.register_vmap(f"cosnorm::{backward}", looped, lib=_library)
+    torch.library.register_vmap(f"cosnorm::{backward}", looped, lib=library)
 
 
 _register(
     "cosine_linear",
     Family("", reference.cosine_linear, _linear_forward, _linear_backward, _linear_shapes),
 )
+_CONVOLUTION = Family(_CONV, reference.cosine_conv, _conv_forward, _conv_backward, _conv_shapes)
+fake_conv = partial(_fake, _CONVOLUTION)
 for _dims in (1, 2, 3):
-    _register(
-        f"cosine_conv{_dims}d",
-        Family(_CONV, reference.cosine_conv, _conv_forward, _conv_backward, _conv_shapes),
-    )
+    _register(f"cosine_conv{_dims}d", _CONVOLUTION)
     _register(
         f"cosine_conv_transpose{_dims}d",
         Family(

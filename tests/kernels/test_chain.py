@@ -17,7 +17,7 @@ DEVICES = [GPU] if torch.cuda.is_available() else ["cpu", GPU]
 ARGUMENTS = [  # in, out, kernel, and the rest, of the layers of a network
     [(3, 7, 3, {"padding": 1}), (7, 8, 3, {"padding": 1}), (8, 5, 1, {})],
     [(4, 16, (3, 2), {"stride": (2, 1)}), (16, 33, 3, {"padding": 2, "dilation": 2})],
-    [(2, 6, 3, {"bias": True}), (6, 4, 2, {"bias": True, "stride": 2}), (4, 3, 2, {})],
+    [(2, 6, 3, {"bias": True}), (6, 4, 2, {"bias": True, "stride": 2}), (4, 3, 2, {"bias": True})],
 ]
 
 
@@ -54,8 +54,8 @@ def network(arguments, centered, container=Sequential):
     return container(*(kind(*a, **rest, activation="relu") for *a, rest in arguments))
 
 
-def gradients(net, x, seed):
-    y = net(x)
+def gradients(net, x, seed, call=None):
+    y = (call or net)(x)
     return [y.detach(), *torch.autograd.grad(y, [x, *net.parameters()], seed.to(y.dtype))]
 
 
@@ -191,6 +191,35 @@ def test_it_is_torchs_container_in_all_else(chains):
     assert net(torch.randn(2, 3, 6, 6)).shape == (2, 5, 6, 6)
     assert net(torch.randn(3, 6, 6)).shape == (5, 6, 6)
     assert isinstance(net[:2], Sequential) and not chains
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("triton", id="interpreter")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_op_keeps_its_word(bias, dtype, backend):
+    """Schema, fake, autograd and tracing; bfloat16 inputs with float32 weights, as in autocast."""
+    if backend == "triton" and torch.cuda.is_available():
+        pytest.skip("where there is a GPU the kernels are compiled for it")
+    algorithm.set_backend(backend)
+    x = torch.randn(2, 3, 5, 4).to(dtype).contiguous(memory_format=torch.channels_last)
+    weights = [torch.randn(4, 3, 3, 3), torch.randn(2, 4, 2, 2)]
+    biases = [torch.randn(4), torch.randn(2)] if bias else []
+    for tensor in (x, *weights, *biases):
+        tensor.requires_grad_()
+    sizes = ([1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 1])
+    arguments = (x, weights, biases, *sizes, True)
+    torch.library.opcheck(torch.ops.cosnorm.cosine_chain.default, arguments)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("centered", [False, True])
+def test_it_compiles_to_one_graph(centered):
+    net = network(ARGUMENTS[0], centered).to("cuda")
+    x = torch.randn(2, 3, 9, 8, device="cuda", requires_grad=True)
+    seed = torch.randn_like(net(x))
+    compiled = gradients(net, x, seed, torch.compile(net, fullgraph=True))
+    for got, want in zip(compiled, gradients(net, x, seed), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.gpu

@@ -71,7 +71,11 @@ def empty_fields(
 ) -> Fields:
     """Where `fields_beside` is to write; known: statistics of the channels, if there are any."""
     found = known or _empty_fields(input, geometry.groups, centered)
-    maps = (input.shape[0], geometry.groups, *output_size(input, weight.weight, geometry))
+    maps = (
+        input.shape[0],
+        geometry.groups,
+        *output_size(input.shape[2:], weight.weight.shape[2:], geometry),
+    )
     rnorm = found.square.new_empty(maps)
     return found._replace(rnorm=rnorm, centre=rnorm.new_empty(maps if centered else (0,)))
 

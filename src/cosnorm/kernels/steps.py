@@ -71,8 +71,8 @@ def memory_format(*tensors: Tensor) -> torch.memory_format:
     return torch.contiguous_format
 
 
-def output_size(input: Tensor, weight: Tensor, geometry: Geometry) -> list[int]:
-    """Spatial sizes of a layer's output."""
+def output_size(input: Sequence[int], kernel: Sequence[int], geometry: Geometry) -> list[int]:
+    """Spatial sizes of a layer's output, from those of its input and its kernel."""
     stride, padding, dilation, _ = geometry
-    sizes = zip(input.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    sizes = zip(input, kernel, stride, padding, dilation, strict=True)
     return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes]

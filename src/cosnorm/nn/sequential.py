@@ -51,10 +51,11 @@ class Sequential(nn.Sequential):
 def _leading(modules: Sequence[Any]) -> list[Layer]:
     """As many modules from the first on as can be one chain."""
     layers: list[Layer] = []
+    bare = getattr(modules[0], "bias", None) is None
     for module in modules:
         if not _fits(module) or module.dims != modules[0].dims:
             break
-        if module.centered != modules[0].centered:
+        if module.centered != modules[0].centered or (module.bias is None) != bare:
             break
         geometry = Geometry(module.stride, module.padding, module.dilation, 1)
         layers.append(Layer(module.weight, module.bias, geometry))
