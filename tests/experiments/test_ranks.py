@@ -55,7 +55,7 @@ def test_what_is_averaged_is_the_gradient_and_the_loss_of_the_whole_batch(method
 
 
 def test_the_counts_of_all_ranks_are_the_evaluation():
-    data = vector_data(rows=20, test=2500)
+    data = vector_data(rows=20, test=25_000)
     alone = Learner(config_for(), data)
     ranks = [Pretended(rank, 2) for rank in range(2)]
     for each in ranks:
@@ -63,7 +63,7 @@ def test_the_counts_of_all_ranks_are_the_evaluation():
         learner.error(learner.network)
     mistakes = sum(int(each.summed[0][0]) for each in ranks)
     assert all(int(each.summed[0][0]) for each in ranks)
-    assert alone.error(alone.network) == 100 * mistakes / 2500
+    assert alone.error(alone.network) == 100 * mistakes / 25_000
 
 
 def test_a_stop_of_any_rank_is_a_stop_of_all():
