@@ -14,6 +14,10 @@ def folder(tmp_path):
     return RunFolder(LocalStorage(tmp_path))
 
 
+def evaluation(step):
+    return {"epoch": 1, "step": step, "train_loss": 0.5, "test_error": 2.0}
+
+
 def test_metrics_are_lines_and_nan_is_null(folder, tmp_path):
     folder.append_metrics({"epoch": 1, "step": 5, "train_loss": math.nan, "test_error": 2.0})
     folder.append_metrics({"epoch": 2, "step": 10, "train_loss": 1.5, "test_error": math.inf})
@@ -24,28 +28,28 @@ def test_metrics_are_lines_and_nan_is_null(folder, tmp_path):
 
 def test_truncation_drops_what_will_come_again(folder, tmp_path):
     for step in (5, 10, 15):
-        folder.append_metrics({"step": step})
+        folder.append_metrics(evaluation(step))
     folder.truncate_metrics(20)
     assert [line["step"] for line in folder.metrics()] == [5, 10, 15]
     folder.truncate_metrics(10)
     assert [line["step"] for line in folder.metrics()] == [5, 10]
-    folder.append_metrics({"step": 15})
+    folder.append_metrics(evaluation(15))
     assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 3
 
 
 def test_a_line_cut_short_by_a_crash(folder, tmp_path):
-    folder.append_metrics({"step": 5})
+    folder.append_metrics(evaluation(5))
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"step": 10, "tra')
-    assert folder.metrics() == [{"step": 5}]
+    assert folder.metrics() == [evaluation(5)]
     folder.truncate_metrics(10)
-    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 5}\n'
+    assert (tmp_path / "metrics.jsonl").read_text() == json.dumps(evaluation(5)) + "\n"
 
 
 def test_truncation_to_nothing(folder, tmp_path):
     folder.truncate_metrics(0)
     assert not (tmp_path / "metrics.jsonl").exists()
-    folder.append_metrics({"step": 5})
+    folder.append_metrics(evaluation(5))
     folder.truncate_metrics(0)
     assert folder.metrics() == []
 
@@ -62,10 +66,10 @@ def test_read_run(folder, tmp_path):
     with pytest.raises(RunError, match=r"is no run folder: it has no config\.json"):
         read_run(tmp_path)
     folder.begin(config_for(), {"cores": 2})
-    folder.append_metrics({"step": 1})
+    folder.append_metrics(evaluation(1))
     run = read_run(tmp_path)
     assert run.config == config_for()
-    assert (run.metrics, run.summary, run.environment) == ([{"step": 1}], None, {"cores": 2})
+    assert (run.metrics, run.summary, run.environment) == ([evaluation(1)], None, {"cores": 2})
 
 
 @pytest.mark.parametrize("content", ["{", "[1]"])
@@ -170,9 +174,16 @@ def test_a_damaged_summary_is_named(folder, tmp_path, change, told):
         folder.summary()
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"step": null}', "3"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("{", "[]", "3", '{"step": 10}'),
+        *(json.dumps(evaluation(10) | {key: "x"}) for key in evaluation(10)),
+        *(json.dumps(evaluation(10) | {key: None}) for key in ("epoch", "step")),
+    ],
+)
 def test_a_damaged_evaluation_is_named(folder, tmp_path, line):
-    folder.append_metrics({"step": 5})
+    folder.append_metrics(evaluation(5))
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write(f"{line}\n")
     with pytest.raises(RunError, match=r"metrics.jsonl, line 2, is damaged: restore the file"):

@@ -201,6 +201,24 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, damage):
     assert_same_result(tmp_path / "whole", tmp_path / "damaged")
 
 
+@pytest.mark.parametrize("damage", ["removed", "altered", "all"])
+def test_evaluations_that_are_lost_are_told_of(tmp_path, damage):
+    config, data = config_for(optimizer="momentum", lr=0.1), vector_data()
+    stopped_twice(config, data, tmp_path)
+    path = tmp_path / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    altered = lines[0].replace('"test_error": ', '"test_error": "x", "was": ')
+    kept = {"removed": lines[1:], "altered": [altered, *lines[1:]], "all": []}[damage]
+    path.write_text("".join(kept))
+    notes = Notes()
+    finished(config, data, tmp_path, watcher=notes)
+    (warning,) = notes.warnings
+    number = 2 if damage == "all" else 1
+    assert f"lacks {number} of the 2 evaluations before step 13 (the first: step 6)" in warning
+    steps = [json.loads(line)["step"] for line in path.read_text().splitlines()]
+    assert steps == [6, 12, 18, 24][number:]
+
+
 def test_other_data_is_refused(tmp_path):
     config = config_for()
     run(config, tmp_path, dataset=vector_data(), stop=StopAfter(3))

@@ -110,12 +110,13 @@ class RunFolder:
         return [self._evaluation(i, line) for i, line in enumerate(lines[:-1], 1) if line.strip()]
 
     def _evaluation(self, number: int, line: bytes) -> dict[str, Any]:
-        if _step_of(line) == math.inf:
+        evaluation = _evaluation_in(line)
+        if evaluation is None:
             raise RunError(
                 f"{self.storage.label}/metrics.jsonl, line {number}, is damaged: restore the file, "
                 "or delete that line"
             )
-        return json.loads(line)
+        return evaluation
 
     def append_metrics(self, evaluation: Mapping[str, Any]) -> None:
         line = json.dumps(finite(evaluation), allow_nan=False)
@@ -166,6 +167,12 @@ class RunFolder:
 
 
 _NUMBER = (int, float)
+_EVALUATION: dict[str, tuple[type, ...]] = {
+    "epoch": _NUMBER,
+    "step": (int,),
+    "train_loss": (*_NUMBER, type(None)),
+    "test_error": (*_NUMBER, type(None)),
+}
 _SUMMARY: dict[str, tuple[type, ...]] = {
     "diverged": (bool,),
     "steps": (int,),
@@ -197,12 +204,21 @@ def differences(before: Config, now: Config) -> str:
     return ", ".join(f"{key} {old[key]}, now {new[key]}" for key in old if old[key] != new[key])
 
 
-def _step_of(line: bytes) -> float:
+def _evaluation_in(line: bytes) -> dict[str, Any] | None:
+    """The evaluation that a line holds; None where it is not one that was written."""
     try:
-        step = json.loads(line)["step"]
-    except (ValueError, KeyError, TypeError):
-        return math.inf
-    return step if type(step) is int else math.inf
+        value = json.loads(line)
+    except ValueError:
+        return None
+    is_whole = isinstance(value, dict) and all(
+        key in value and type(value[key]) in kinds for key, kinds in _EVALUATION.items()
+    )
+    return value if is_whole else None
+
+
+def _step_of(line: bytes) -> float:
+    evaluation = _evaluation_in(line)
+    return math.inf if evaluation is None else evaluation["step"]
 
 
 def finite(value: Any) -> Any:

@@ -107,7 +107,21 @@ class Session:
         self._share_state()
         drop_checkpoints(self.folder.storage, after=self.step if found else -1)
         self.folder.truncate_metrics(self.step)
+        if found is not None:
+            self._warn_of_lost_evaluations()
         self.clock = Clock(seconds, self.step)
+
+    def _warn_of_lost_evaluations(self) -> None:
+        """What was evaluated before the checkpoint is not evaluated again: its loss must show."""
+        kept = {line["step"] for line in self.folder.metrics()}
+        due = range(self.every, self.step + 1, self.every)
+        lost = [step for step in due if step not in kept]
+        if lost:
+            self.watcher.warning(
+                f"{self.folder.storage.label}/metrics.jsonl lacks {len(lost)} of the {len(due)} "
+                f"evaluations before step {self.step:,} (the first: step {lost[0]:,}), and the "
+                "result will be without them: restore the file, or delete the folder to begin anew"
+            )
 
     def _share_state(self) -> None:
         """Every rank goes on from what the first has read."""
