@@ -1,6 +1,8 @@
+import json
+
 import pytest
 import torch
-from experiment_cases import config_for, image_data, sparse_data, vector_data
+from experiment_cases import Notes, StopAfter, config_for, image_data, sparse_data, vector_data
 
 from cosnorm.data import Split, unit_range
 from cosnorm.experiments.batches import Batches
@@ -75,6 +77,43 @@ def test_a_stop_of_any_rank_is_a_stop_of_all():
 
     assert Stop().agreed(Alone()) is None
     assert Stop().agreed(Other()) == "SIGTERM"
+
+
+def test_the_number_of_processes_is_recorded_and_a_change_of_it_told(tmp_path):
+    config, data = config_for(), vector_data()
+    run(config, tmp_path, dataset=data, stop=StopAfter(3))
+    record = json.loads((tmp_path / "environment.json").read_text())
+    assert record["processes"] == 1
+    notes = Notes()
+    run(config, tmp_path, dataset=data, stop=StopAfter(3), watcher=notes, ranks=Pretended(0, 2))
+    assert "in another place (processes 1, now 2): its last bits may differ" in notes.warnings[0]
+    del record["processes"]  # as before it was recorded
+    (tmp_path / "environment.json").write_text(json.dumps(record))
+    notes = Notes()
+    run(config, tmp_path, dataset=data, watcher=notes)
+    assert notes.warnings == []
+
+
+def test_a_rank_whose_peer_has_gone_says_so(monkeypatch):
+    dist = pytest.importorskip("torch.distributed")
+    from cosnorm.experiments.group import Group
+
+    def closed(*_, **__):
+        raise RuntimeError("Connection closed by peer")
+
+    for name, value in (("get_rank", lambda: 1), ("get_world_size", lambda: 2)):
+        monkeypatch.setattr(dist, name, value)
+    for name in ("all_reduce", "broadcast"):
+        monkeypatch.setattr(dist, name, closed)
+    group, tensor = Group(), torch.zeros(2)
+    for meet in (
+        lambda: group.most(0),
+        lambda: group.total(tensor),
+        lambda: group.share([tensor]),
+        lambda: group.average([tensor]),
+    ):
+        with pytest.raises(RunError, match="another process of the run has ended"):
+            meet()
 
 
 def test_only_the_first_has_a_folder_and_a_summary(tmp_path):

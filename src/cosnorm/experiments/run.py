@@ -63,7 +63,7 @@ def run(
         raise RunError("no CUDA device is available to torch: use the device cpu")
     dataset = dataset or dataset_for(config, data_dir)
     with storage.claim():
-        here = environment(config.device)
+        here = {**environment(config.device), "processes": ranks.count}
         _warn_of_other_place(folder.read("environment.json") or here, here, watcher)
         with folder.begun(config, here):
             outcome = train(
@@ -83,7 +83,8 @@ def _warn_of_other_place(
     before: Mapping[str, Any], here: Mapping[str, Any], watcher: Watcher
 ) -> None:
     """The last bits depend on what computes them; a run that moves house should know."""
-    keys = ("torch", "cpu", "threads", "gpu")
+    before = {"processes": 1, **before}
+    keys = ("torch", "cpu", "threads", "gpu", "processes")
     changed = [key for key in keys if before.get(key) != here.get(key)]
     moved = [f"{key} {before.get(key)}, now {here.get(key)}" for key in changed]
     if moved:
