@@ -114,6 +114,8 @@ def test_data_list_and_verify(tmp_path):
     listed = cosnorm("data", "list", "--data-dir", tmp_path)
     assert listed.returncode == 0
     assert "digits" in listed.stdout and "embedded" in listed.stdout
+    assert [line for line in listed.stdout.splitlines() if " 0 MB to fetch" in line] == []
+    assert "MB to fetch" in listed.stdout
     entries = json.loads(cosnorm("data", "list", "--json", "--data-dir", tmp_path).stdout)
     assert {entry["name"] for entry in entries} >= {"digits", "mnist", "svhn"}
     verified = cosnorm("data", "verify", "mnist", "--data-dir", tmp_path)

@@ -125,6 +125,12 @@ NPZ_DAMAGE = {
     "one axis": ({"x_train": np.zeros(20)}, "must be numbers of shape"),
     "no features": ({"x_train": np.zeros((20, 0))}, "must be numbers of shape"),
     "other width": ({"x_test": pixels(10, 5).astype(np.float32)}, "they must agree"),
+    "too large": ({"x_train": np.full((20, 4), 1e300)}, "not finite numbers in float32"),
+    "one class": (
+        {"y_train": labels(20, 3) * 0, "y_test": labels(10, 3) * 0},
+        "1 class in y_train, at least two needed",
+    ),
+    "bytes and floats": ({"x_train": pixels(20, 4)}, r"\(uint8\), x_test .*\(float32\), and they"),
     "other type": ({"x_train": pixels(20, 4, 4), "x_test": np.zeros((10, 4, 4))}, "must agree"),
     "nothing": (
         {"x_train": None, "y_train": None, "x_test": None, "y_test": None},

@@ -30,7 +30,8 @@ def list_sets(data_dir: DataDir = None, json: Json = False) -> None:
         typer.echo(json_format.dumps([asdict(entry) for entry in found], default=str, indent=2))
         return
     for entry in found:
-        where = entry.folder or f"{(entry.bytes_to_fetch or 0) / 1e6:,.0f} MB to fetch"
+        size = f"{entry.bytes_to_fetch / 1e6:,.0f} MB " if entry.bytes_to_fetch else ""
+        where = entry.folder or ("" if entry.state == "embedded" else f"{size}to fetch")
         typer.echo(f"{entry.name:10} {entry.state:14} {entry.title}  {where}".rstrip())
 
 

@@ -29,12 +29,7 @@ def npz(path: Path) -> Dataset:
         train, test = _held_out(train, path)
     else:
         test = _part(arrays, "test", classes, path)
-    if train[0].shape[1:] != test[0].shape[1:] or train[0].dtype != test[0].dtype:
-        raise _wrong(
-            path,
-            f"x_train has examples of {train[0].shape[1:]} ({train[0].dtype}), x_test of "
-            f"{test[0].shape[1:]} ({test[0].dtype}), and they must agree",
-        )
+        _check_alike(arrays, train, test, path)
     kind = "image" if train[0].ndim == 4 else "vector"
     return Dataset(path.stem, split_of(*train), split_of(*test), classes, kind)
 
@@ -68,6 +63,13 @@ def _classes(arrays: dict[str, np.ndarray], path: Path) -> tuple[str, ...]:
         raise _wrong(
             path, f"y_train is missing; found {sorted(arrays) or 'none of ' + ', '.join(KEYS)}"
         )
+    classes = _named(arrays, path)
+    if len(classes) < 2:
+        raise _wrong(path, f"{len(classes)} class in y_train, at least two needed")
+    return classes
+
+
+def _named(arrays: dict[str, np.ndarray], path: Path) -> tuple[str, ...]:
     if "classes" in arrays:
         return tuple(str(name) for name in _text(arrays["classes"].reshape(-1)))
     labels = _flat_labels(arrays["y_train"], "y_train", path)
@@ -108,6 +110,18 @@ def _part(arrays: dict[str, np.ndarray], name: str, classes: tuple[str, ...], pa
     return x, numbers
 
 
+def _check_alike(arrays: dict[str, np.ndarray], train: Part, test: Part, path: Path) -> None:
+    """Pixels and other numbers are on different scales, even where both become vectors."""
+    kinds = arrays["x_train"].dtype, arrays["x_test"].dtype
+    are_pixels = [kind == np.uint8 for kind in kinds]
+    if train[0].shape[1:] != test[0].shape[1:] or are_pixels[0] != are_pixels[1]:
+        raise _wrong(
+            path,
+            f"x_train has examples of {train[0].shape[1:]} ({kinds[0]}), x_test of "
+            f"{test[0].shape[1:]} ({kinds[1]}), and they must agree",
+        )
+
+
 def _flat_labels(labels: np.ndarray, name: str, path: Path) -> np.ndarray:
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if labels.ndim != 1 or labels.dtype.kind not in "iuUS":
@@ -136,7 +150,8 @@ def _examples(x: np.ndarray, name: str, path: Path) -> np.ndarray:
         x = x.transpose(0, 3, 1, 2)
     if x.dtype == np.uint8:
         return x if x.ndim == 4 else x.astype(np.float32) / 255
-    x = x.astype(np.float32)
+    with np.errstate(over="ignore"):  # what does not fit is told of below
+        x = x.astype(np.float32)
     if not np.isfinite(x).all():
         raise _wrong(path, f"{name} has values that are not finite numbers in float32")
     return x
