@@ -143,15 +143,31 @@ def infer(
     steps = steps_for(input, weight.weight)
     weight, scale = weight._replace(bias=dense(weight.bias)), dense(scale)
     with full_precision(input), torch.cuda.device_of(input):
-        if steps is not plain and steps.apart(input, weight.weight):
-            product, fields = _apart(steps, input, weight, geometry, centered)
-        else:
-            fields = steps.fields(input, weight, geometry, centered)
-            product = _product(input.to(weight.weight.dtype), weight.weight, weight.bias, geometry)
-        kept, _ = steps.finish(
-            product, input, fields, weight, geometry, scale, 1.0, centered, relu, False, False
-        )
-        return kept.output
+        return infer_step(steps, input, weight, scale, geometry, centered, relu)[0]
+
+
+def infer_step(
+    steps: Any,
+    input: Tensor,
+    weight: Weight,
+    scale: Tensor | None,
+    geometry: Geometry,
+    centered: bool,
+    relu: bool,
+    *links: Any,
+) -> tuple[Tensor, Any]:
+    """y, and in a chain what the next layer wants to know of it; links: as in `forward_step`."""
+    told = links[0] if links else None
+    if steps is not plain and steps.apart(input, weight.weight):
+        product, fields = _apart(steps, input, weight, geometry, centered, told)
+    else:
+        fields = told or steps.fields(input, weight, geometry, centered)
+        product = _product(input.to(weight.weight.dtype), weight.weight, weight.bias, geometry)
+    kept, after = steps.finish(
+        product, input, fields, weight, geometry, scale, 1.0, centered, relu, False, False,
+        *links[1:],
+    )  # fmt: skip
+    return kept.output, after
 
 
 def backward(

@@ -31,31 +31,65 @@ class Layer(NamedTuple):
     geometry: Geometry
 
 
-def serves(input: Tensor, layers: Sequence[Layer]) -> bool:
+class Link(NamedTuple):
+    """A layer as its module offers it; folded: weights are units already, and Σv is known."""
+
+    layer: Layer
+    centered: bool
+    folded: bool = False
+    total: Tensor | None = None
+
+    def joins(self, other: "Link") -> bool:
+        """Whether the two can be in one chain, as far as their kinds go."""
+        ours, theirs = self.layer, other.layer
+        same = (ours.bias is None) == (theirs.bias is None)
+        same = same and ours.weight.dim() == theirs.weight.dim()
+        return same and (self.centered, self.folded) == (other.centered, other.folded)
+
+
+def serves(input: Tensor, links: Sequence[Link]) -> bool:
     """Whether a chain is right here, and worth it: on a GPU, with the Triton passes."""
-    if transforming():
+    if transforming() or input.dim() != links[0].layer.weight.dim():
         return False
     dtype, channels, size = autocast(input).dtype, input.shape[1], list(input.shape[2:])
-    for weight, _, geometry in layers:
-        fits = weight.dtype == dtype or reference.autocasting(input.device.type)
+    for link in links:
+        weight, _, geometry = link.layer
+        mixed = reference.autocasting(input.device.type) and not link.folded
+        fits = weight.dtype == dtype or mixed
         if weight.shape[1] != channels or not fits or weight.device != input.device:
             return False
         size, channels = output_size(size, weight.shape[2:], geometry), weight.shape[0]
         if min(size) < 1:
             return False
     if torch.compiler.is_compiling():
-        return input.device.type == "cuda"
-    return all(algorithm.steps_for(input, layer.weight) is not plain for layer in layers)
+        return input.device.type == "cuda" and not links[0].folded
+    return all(algorithm.steps_for(input, link.layer.weight) is not plain for link in links)
 
 
-def chain(input: Tensor, layers: Sequence[Layer], centered: bool) -> Tensor:
-    """The layers one after another, all with a bias or none; input: (N, C, …), as `serves`."""
+def chain(input: Tensor, links: Sequence[Link]) -> Tensor:
+    """The layers one after another; input: (N, C, …). Ask `serves` first."""
+    if links[0].folded:
+        return _infer(autocast(input), links)
+    layers = [link.layer for link in links]
     weights = [layer.weight for layer in layers]
     biases = [b.to(w.dtype) for w, b, _ in layers if b is not None]
     steps = [layer.geometry[:3] for layer in layers]
     sizes = [[n for size in each for n in size] for each in zip(*steps, strict=True)]
+    centered = links[0].centered
     outputs = torch.ops.cosnorm.cosine_chain(autocast(input), weights, biases, *sizes, centered)
     return outputs[-_KEPT]
+
+
+def _infer(input: Tensor, links: Sequence[Link]) -> Tensor:
+    """Of folded layers, the last output alone."""
+    steps = algorithm.steps_for(input, links[0].layer.weight)
+    x, told = input, None
+    with reference.full_precision(input), torch.cuda.device_of(input):
+        for i, ((v, vb, geometry), centered, _, total) in enumerate(links):
+            weight = Weight(v, algorithm.dense(vb), v.new_empty(0), total)
+            going = (told, i + 1 < len(links))
+            x, told = algorithm.infer_step(steps, x, weight, None, geometry, centered, True, *going)
+    return x
 
 
 def _layers(

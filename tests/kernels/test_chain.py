@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from cosnorm import algorithm, chain, reference
+from cosnorm import algorithm, chain, fold, reference
+from cosnorm.conversion import folding
 from cosnorm.nn import CosineConv2d, PearsonConv2d, Sequential
 
 pytest.importorskip("triton", reason="the kernels need triton")
@@ -41,9 +42,9 @@ def chains(monkeypatch):
     """Counts how many layers went through a chain."""
     lengths = []
 
-    def counted(input, layers, centered):
-        lengths.append(len(layers))
-        return chain.chain(input, layers, centered)
+    def counted(input, links):
+        lengths.append(len(links))
+        return chain.chain(input, links)
 
     monkeypatch.setattr("cosnorm.nn.sequential.chain", counted)
     return lengths
@@ -139,6 +140,22 @@ def test_without_gradients_and_under_autocast(device, chains):
         got, want = net(x), nn.Sequential(*net)(x)
     assert got.dtype == want.dtype == torch.float16
     torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("centered", [False, True])
+@pytest.mark.parametrize("arguments", ARGUMENTS, ids=range(len(ARGUMENTS)))
+def test_folded_layers(arguments, centered, device, manner, chains, monkeypatch):
+    net = network(arguments, centered).to(device).eval()
+    x = torch.randn(2, arguments[0][0], 7, 6, device=device)
+    with torch.no_grad():
+        want = nn.Sequential(*net).double()(x.double())
+        net.float()
+        fold(net)
+        monkeypatch.setattr(folding, "_by_kernels", lambda input: True)
+        got = net(x)
+    assert chains == [len(arguments)]
+    torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("device", DEVICES)

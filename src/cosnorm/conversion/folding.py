@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cosnorm import algorithm, reference
+from cosnorm.chain import Layer, Link
 from cosnorm.checks import check_kind, conv_sizes
 from cosnorm.conversion.account import Account, Entry
 from cosnorm.conversion.layers import (
@@ -157,6 +158,17 @@ class FoldedConv(_Folded):
     groups: int
     padding_mode: str
     _reversed_padding_repeated_twice: list[int]
+
+    def chain_link(self, input: Tensor) -> Link | None:
+        """This layer as one of a chain (`cosnorm.nn.Sequential`), or None: call it."""
+        plain = self.groups == 1 and self.padding_mode == "zeros" and self.scale is None
+        if isinstance(self.padding, str) or not _by_kernels(input):
+            return None
+        if not plain or self.activation != "relu":
+            return None
+        v, vb, total = self._unit(reference.compute_dtype(autocast(input)))
+        layer = Layer(v, vb, Geometry(self.stride, self.padding, self.dilation, 1))
+        return Link(layer, total is not None, True, total)
 
     def forward(self, input: Tensor) -> Tensor:
         padding, dims = self.padding, self.unit_weight.dim() - 2

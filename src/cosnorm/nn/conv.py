@@ -8,6 +8,7 @@ from torch.nn import functional as torch_functional
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from cosnorm import functional as F
+from cosnorm.chain import Layer, Link
 from cosnorm.checks import (
     check_counts,
     check_dtype,
@@ -17,6 +18,7 @@ from cosnorm.checks import (
     conv_padding,
     sizes,
 )
+from cosnorm.kernels.steps import Geometry
 from cosnorm.nn.scale import LearnScale, add_scale, describe, reset_scale, set_choices
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
@@ -99,6 +101,18 @@ class _CosineConv(_Similarity, _ConvNd):
             spread, False, (0,) * self.dims, groups, bias, padding_mode, device, dtype,
         )  # fmt: skip
         self._init_similarity(centered, scale, learn_scale, activation, device, dtype)
+
+    def chain_link(self, input: Tensor) -> Link | None:
+        """This layer as one of a chain (`cosnorm.nn.Sequential`), or None if it has to be called.
+
+        Of a subclass that computes something else, or whose weight is computed, nothing is known.
+        """
+        plain = self.groups == 1 and self.padding_mode == "zeros" and self.scale is None
+        known = type(self).forward is _CosineConv.forward and "weight" in self._parameters
+        if not (plain and known and self.activation == "relu") or isinstance(self.padding, str):
+            return None
+        geometry = Geometry(self.stride, self.padding, self.dilation, 1)
+        return Link(Layer(self.weight, self.bias, geometry), bool(self.centered))
 
     def forward(self, input: Tensor) -> Tensor:
         function = getattr(F, f"cosine_conv{self.dims}d")

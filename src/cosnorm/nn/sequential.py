@@ -6,18 +6,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from cosnorm.chain import Layer, chain, serves
-from cosnorm.kernels.steps import Geometry
-from cosnorm.nn.conv import (
-    CosineConv1d,
-    CosineConv2d,
-    CosineConv3d,
-    PearsonConv1d,
-    PearsonConv2d,
-    PearsonConv3d,
-)
+from cosnorm.chain import Link, chain, serves
 
-_KINDS = (CosineConv1d, CosineConv2d, CosineConv3d, PearsonConv1d, PearsonConv2d, PearsonConv3d)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -25,8 +15,8 @@ class Sequential(nn.Sequential):
     """`nn.Sequential` that runs neighbouring cosine or Pearson convolutions as one.
 
     Same arguments, state and results, to rounding. On a GPU, convolutions with fused ReLU that
-    follow one another share the passes over what lies between them; everything else, and every
-    layer with a hook, is called as torch calls it.
+    follow one another share the passes over what lies between them, folded ones too; everything
+    else, and every layer with a hook, is called as torch calls it.
 
     Example:
         >>> Sequential(
@@ -39,31 +29,29 @@ class Sequential(nn.Sequential):
         modules: list[Any] = list(self)
         while modules:
             ours = isinstance(input, Tensor) and not _has_any_global_hook()
-            layers = _leading(modules) if ours else []
-            if len(layers) > 1 and input.dim() == layers[0].weight.dim() and serves(input, layers):
-                input = chain(input, layers, modules[0].centered)
-                modules = modules[len(layers) :]
+            links = _leading(modules, input) if ours else []
+            if len(links) > 1 and serves(input, links):
+                input = chain(input, links)
+                modules = modules[len(links) :]
             else:
                 input = modules.pop(0)(input)
         return input
 
 
-def _leading(modules: Sequence[Any]) -> list[Layer]:
+def _leading(modules: Sequence[Any], input: Tensor) -> list[Link]:
     """As many modules from the first on as can be one chain."""
-    layers: list[Layer] = []
-    bare = getattr(modules[0], "bias", None) is None
+    links: list[Link] = []
     for module in modules:
-        if not _fits(module) or module.dims != modules[0].dims:
+        link = _link(module, input)
+        if link is None or not link.joins(links[0] if links else link):
             break
-        if module.centered != modules[0].centered or (module.bias is None) != bare:
-            break
-        geometry = Geometry(module.stride, module.padding, module.dilation, 1)
-        layers.append(Layer(module.weight, module.bias, geometry))
-    return layers
+        links.append(link)
+    return links
 
 
-def _fits(module: Any) -> bool:
-    if type(module) not in _KINDS or any(getattr(module, name) for name in _HOOKS):
-        return False
-    plain = module.groups == 1 and module.padding_mode == "zeros" and module.scale is None
-    return plain and module.activation == "relu" and not isinstance(module.padding, str)
+def _link(module: Any, input: Tensor) -> Link | None:
+    """What a module offers to a chain, if it is of a kind that does and nobody watches it."""
+    offer = getattr(module, "chain_link", None)
+    if offer is None or any(getattr(module, name) for name in _HOOKS):
+        return None
+    return offer(input)
