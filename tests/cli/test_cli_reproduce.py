@@ -2,7 +2,9 @@
 
 import json
 import os
+import struct
 
+import numpy as np
 import pytest
 from cli_cases import cosnorm
 
@@ -49,6 +51,36 @@ def test_cifar_networks_run_the_papers_pipeline(tmp_path):
     )
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "run" / "ema.safetensors").exists()
+
+
+def write_mnist(folder):
+    """Four idx files of random digits, as small as the reader takes them."""
+    folder.mkdir()
+    random = np.random.RandomState(0)
+    for part, rows in (("train", 200), ("t10k", 50)):
+        images = random.randint(0, 256, (rows, 28, 28)).astype(np.uint8)
+        digits = np.resize(np.arange(10, dtype=np.uint8), rows)
+        for name, values in ((f"{part}-images-idx3", images), (f"{part}-labels-idx1", digits)):
+            head = struct.pack(f">4B{values.ndim}I", 0, 0, 8, values.ndim, *values.shape)
+            (folder / f"{name}-ubyte").write_bytes(head + values.tobytes())
+
+
+def test_a_table_without_data_does_not_cost_the_others(tmp_path):
+    write_mnist(tmp_path / "mnist")
+    ended = cosnorm(
+        *("reproduce", "all", "--methods", "pearson", "--steps", 1, "--network", "mlp"),
+        *("--pipeline", "unit_range", "--width", 8, "--out", tmp_path / "out"),
+        env={"COSNORM_DATA": str(tmp_path)},
+    )
+    assert ended.returncode == 1
+    told = ended.stderr.splitlines()
+    assert told[-1] == (
+        "cosnorm: left out for want of data: 20news, cifar10, cifar100, svhn; see above"
+    )
+    assert len(told) == 5 and "cosnorm: svhn is left out: svhn: " in told[3]
+    assert "mnist/pearson-seed0: done" in ended.stdout
+    assert "1.39%" in ended.stdout
+    assert (tmp_path / "out" / "report" / "index.html").exists()
 
 
 def test_missing_data_says_where_to_get_it(tmp_path):

@@ -3,6 +3,7 @@ from experiment_cases import Notes, StopAfter, assert_same_result, config_for, v
 
 from cosnorm.experiments import inputs
 from cosnorm.experiments.compare import OneByOne, jobs_of
+from cosnorm.experiments.errors import RunError
 from cosnorm.experiments.stopping import Stop
 
 
@@ -43,6 +44,13 @@ def test_a_diverged_run_does_not_stop_the_others(tmp_path):
     made = [config_for("none", lr=1e30), config_for("cosine")]
     statuses, _ = launched(jobs_of(made, tmp_path))
     assert statuses == [("none-seed0", "diverged"), ("cosine-seed0", "done")]
+
+
+def test_no_run_is_begun_where_one_of_the_folders_is_of_another(tmp_path):
+    launched(jobs_of([config_for("none", lr=0.5)], tmp_path))
+    with pytest.raises(RunError, match=r"none-seed0 holds a run with other settings \(lr 0.5, now"):
+        launched(jobs_of([config_for("cosine"), config_for("none")], tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["none-seed0"]
 
 
 def test_what_is_done_is_left_and_what_is_not_goes_on(tmp_path, loads):

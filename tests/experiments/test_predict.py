@@ -3,6 +3,7 @@ import pytest
 from experiment_cases import config_for, image_data, vector_data
 
 from cosnorm.data import DataError, load
+from cosnorm.experiments.errors import RunError
 from cosnorm.experiments.predict import predict_file
 from cosnorm.experiments.run import load_run, run
 
@@ -161,6 +162,14 @@ def test_a_folder_with_the_name_of_an_image_is_passed_over(image_run, tmp_path):
     (tmp_path / "folder.png").mkdir()
     image.new("L", (8, 8)).save(tmp_path / "one.png")
     assert len(list(predict_file(image_run, tmp_path))) == 1
+
+
+def test_a_diverged_network_classifies_nothing(tmp_path):
+    config = config_for("none", lr=1e30)
+    assert run(config, tmp_path, dataset=vector_data()).status == "diverged"
+    np.save(tmp_path / "rows.npy", vector_data().test.x.numpy())
+    with pytest.raises(RunError, match="gives no numbers, so it cannot classify"):
+        list(predict_file(tmp_path, tmp_path / "rows.npy"))
 
 
 def test_arrays_without_rows(image_run, vector_run, tmp_path):

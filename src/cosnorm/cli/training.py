@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cosnorm.cli.display import closing, watcher_for
-from cosnorm.cli.failures import DIVERGED, STOPPED, fail, readable, resumable
+from cosnorm.cli.failures import DIVERGED, FAILED, STOPPED, fail, readable, resumable
 from cosnorm.cli.settings import choice, chosen_device, with_settings
 from cosnorm.cli.tables import reported
 from cosnorm.experiments.config import METHODS, PAPER_METHODS, WITH_AFFINE, Config
@@ -136,6 +136,7 @@ def reproduce(
     **settings: Any,
 ) -> None:
     """Repeat the paper's tables by its protocol, and set what is measured beside what it says."""
+    from cosnorm.data.errors import DataError
     from cosnorm.experiments.presets import PAPER
 
     if table not in (*PAPER, "all"):
@@ -146,9 +147,18 @@ def reproduce(
     configs = {t: _all_configured(t, chosen, seeds, epochs, steps, settings) for t in tables}
     _tell_of_affine(chosen, settings)
     options = {"checkpoint_seconds": checkpoint_seconds, "keep_checkpoints": keep_checkpoints}
+    left_out = []
     for dataset in tables:
-        _compared(configs[dataset], out / dataset, json, data_dir, stop, options)
+        try:
+            _compared(configs[dataset], out / dataset, json, data_dir, stop, options, dataset)
+        except DataError as error:
+            if len(left_out) == len(tables) - 1:  # then there is nothing to report
+                raise
+            left_out.append(dataset)
+            typer.echo(f"cosnorm: {dataset} is left out: {error}", err=True)
     reported(out, json)
+    if left_out:
+        raise fail(f"left out for want of data: {', '.join(left_out)}; see above", FAILED)
 
 
 def _configured(
@@ -232,10 +242,12 @@ def _compared(
     data_dir: Path | None,
     stop: "Stop",
     options: dict[str, Any],
+    table: str | None = None,
 ) -> None:
     from cosnorm.experiments.compare import OneByOne, jobs_of
 
-    watchers = {config.name: watcher_for(as_json, config.name) for config in configs}
+    named = {c.name: f"{table}/{c.name}" if table else c.name for c in configs}
+    watchers = {name: watcher_for(as_json, shown) for name, shown in named.items()}
     launch = OneByOne(lambda job: watchers[job.config.name], stop, data_dir, **options)
     try:
         with resumable(out):

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cosnorm.experiments.config import Config
+from cosnorm.experiments.record import RunFolder
 from cosnorm.experiments.run import run
 from cosnorm.experiments.stopping import Stop
+from cosnorm.experiments.storage import LocalStorage
 from cosnorm.experiments.watching import Watcher
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ class OneByOne:
     """Runs one after another in this process, over data that is loaded once.
 
     A run that diverges is an outcome like another. A run that is over is not made again. After one
-    that was stopped, no other is begun.
+    that was stopped, no other is begun; where a folder is of another run, none is.
     """
 
     def __init__(
@@ -52,6 +54,8 @@ class OneByOne:
         self._loaded: tuple[object, Dataset] | None = None
 
     def __call__(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, "Outcome"]]:
+        for job in jobs:
+            RunFolder(LocalStorage(job.out)).check(job.config)
         for job in jobs:
             outcome = run(
                 job.config,

@@ -10,6 +10,7 @@ import torch
 
 from cosnorm.data.errors import DataError, require
 from cosnorm.data.text import without_head
+from cosnorm.experiments.errors import RunError
 from cosnorm.experiments.run import LoadedRun, load_run
 from cosnorm.experiments.storage import LocalStorage, Storage
 from cosnorm.experiments.vocabulary import read_vocabulary
@@ -40,6 +41,11 @@ def predict_file(
         parts = _arrays(loaded, path)
     for names, rows in parts:
         best = loaded.probabilities(rows).max(1)
+        if best.values.isnan().any():
+            raise RunError(
+                f"{run}: its network gives no numbers, so it cannot classify; a run that has "
+                "diverged is trained anew with a lower learning rate"
+            )
         numbers = zip(names, best.indices.tolist(), best.values.tolist(), strict=True)
         yield from ((name, loaded.classes[k], p) for name, k, p in numbers)
 
