@@ -10,7 +10,7 @@ import typer
 from cosnorm.cli.failures import FAILED, fail, readable
 from cosnorm.experiments.errors import ConfigError
 
-BENCHMARKS = ("layers", "linear", "network", "sparse")
+BENCHMARKS = ("layers", "linear", "network", "sparse", "training")
 
 Json = Annotated[bool, typer.Option("--json", help="JSON, for programs.")]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
@@ -80,7 +80,7 @@ def bench(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help=f"{', '.join(BENCHMARKS)}; then its arguments.")],
 ) -> None:
-    """Measure speed: layers, linear, network, or sparse against dense."""
+    """Measure speed: of layers, a network's step, sparse rows, or a whole run."""
     if name not in BENCHMARKS:
         raise ConfigError(f"the benchmark must be one of {', '.join(BENCHMARKS)}; got {name!r}")
     code = import_module(f"cosnorm.benchmarks.{name}").main(list(context.args))
