@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor  # pyright: ignore[reportMissingImports]
 
 from cosnorm import algorithm, ops, reference
 from cosnorm.algorithm import product_backward, products_apart
@@ -19,7 +20,7 @@ from cosnorm.kernels import plain
 from cosnorm.kernels.steps import Geometry, Grad, Kept, Weight, output_size
 
 _TENSORS = "Tensor input, Tensor[] weights, Tensor[] biases"
-_STATICS = "int[] stride, int[] padding, int[] dilation, bool centered"
+_STATICS = "int[] stride, int[] padding, int[] dilation, bool centered, bool keep"
 _KEPT = 5  # tensors of a layer: output, rnorm, mean, weight_stats, unit
 
 
@@ -49,40 +50,79 @@ class Link(NamedTuple):
 
 def serves(input: Tensor, links: Sequence[Link]) -> bool:
     """Whether a chain is right here, and worth it: on a GPU, with the Triton passes."""
-    if transforming() or input.dim() != links[0].layer.weight.dim():
+    if not _by_triton(input, links) or transforming():
         return False
-    dtype, channels, size = autocast(input).dtype, input.shape[1], list(input.shape[2:])
+    if input.dim() != links[0].layer.weight.dim():
+        return False
+    x, mixed = autocast(input), reference.autocasting(input.device.type)
+    channels, size = input.shape[1], list(input.shape[2:])
     for link in links:
-        weight, _, geometry = link.layer
-        mixed = reference.autocasting(input.device.type) and not link.folded
-        fits = weight.dtype == dtype or mixed
+        weight, bias, geometry = link.layer
+        dtype = reference.compute_dtype(x) if link.folded else x.dtype
+        fits = weight.dtype == dtype or (mixed and not link.folded)
         if weight.shape[1] != channels or not fits or weight.device != input.device:
+            return False
+        if bias is not None and not _is_bias(bias, weight):
             return False
         size, channels = output_size(size, weight.shape[2:], geometry), weight.shape[0]
         if min(size) < 1:
             return False
+    return True
+
+
+def _by_triton(input: Tensor, links: Sequence[Link]) -> bool:
     if torch.compiler.is_compiling():
-        return input.device.type == "cuda" and not links[0].folded
-    return all(algorithm.steps_for(input, link.layer.weight) is not plain for link in links)
+        exporting = torch.compiler.is_exporting()  # to those who know torch's ops alone
+        return input.device.type == "cuda" and not links[0].folded and not exporting
+    weights = [link.layer.weight for link in links]
+    return _steps_for(input, weights) is not plain
+
+
+def _is_bias(bias: Tensor, weight: Tensor) -> bool:
+    alike = (bias.device, bias.dtype) == (weight.device, weight.dtype)
+    return alike and bias.shape == weight.shape[:1]
+
+
+def _steps_for(input: Tensor, weights: Sequence[Tensor]) -> Any:
+    chosen = [algorithm.steps_for(input, weight) for weight in weights]
+    return plain if any(steps is plain for steps in chosen) else chosen[0]
 
 
 def chain(input: Tensor, links: Sequence[Link]) -> Tensor:
-    """The layers one after another; input: (N, C, …). Ask `serves` first."""
+    """The layers one after another; input: (N, C, …). Ask `serves` first.
+
+    What only frozen layers have made is not kept.
+    """
+    input = autocast(input)
     if links[0].folded:
-        return _infer(autocast(input), links)
+        return _infer(input, links)
+    wants = [torch.is_grad_enabled() and _learns(link.layer) for link in links]
+    if not (torch.is_grad_enabled() and input.requires_grad):
+        frozen = wants.index(True) if True in wants else len(links)
+        if frozen:
+            input = _call(input, links[:frozen], False)
+            links = links[frozen:]
+    return _call(input, links, True) if links else input
+
+
+def _learns(layer: Layer) -> bool:
+    return layer.weight.requires_grad or (layer.bias is not None and layer.bias.requires_grad)
+
+
+def _call(input: Tensor, links: Sequence[Link], keep: bool) -> Tensor:
     layers = [link.layer for link in links]
     weights = [layer.weight for layer in layers]
-    biases = [b.to(w.dtype) for w, b, _ in layers if b is not None]
+    biases = [layer.bias for layer in layers if layer.bias is not None]
     steps = [layer.geometry[:3] for layer in layers]
     sizes = [[n for size in each for n in size] for each in zip(*steps, strict=True)]
-    centered = links[0].centered
-    outputs = torch.ops.cosnorm.cosine_chain(autocast(input), weights, biases, *sizes, centered)
-    return outputs[-_KEPT]
+    statics = (*sizes, links[0].centered, keep)
+    outputs = torch.ops.cosnorm.cosine_chain(input, weights, biases, *statics)
+    return outputs[-_KEPT if keep else -1]
 
 
 def _infer(input: Tensor, links: Sequence[Link]) -> Tensor:
     """Of folded layers, the last output alone."""
-    steps = algorithm.steps_for(input, links[0].layer.weight)
+    steps = _steps_for(input, [link.layer.weight for link in links])
     x, told = input, None
     with reference.full_precision(input), torch.cuda.device_of(input):
         for i, ((v, vb, geometry), centered, _, total) in enumerate(links):
@@ -106,9 +146,9 @@ def _cut(values: Sequence[Any], length: int) -> list[Sequence[Any]]:
     return [values[i : i + length] for i in range(0, len(values), length)]
 
 
-def _run(input, weights, biases, stride, padding, dilation, centered) -> list[Tensor]:
+def _run(input, weights, biases, stride, padding, dilation, centered, keep) -> list[Tensor]:
     layers = _layers(weights, biases, (stride, padding, dilation))
-    steps = algorithm.steps_for(input, weights[0])
+    steps = _steps_for(input, weights)
     x, told, outputs = input, None, []
     with reference.full_precision(input), torch.cuda.device_of(input):
         for i, layer in enumerate(layers):
@@ -118,34 +158,36 @@ def _run(input, weights, biases, stride, padding, dilation, centered) -> list[Te
                 *links,
             )  # fmt: skip
             x, _, *rest = ops.laid_out(kept, x, layer.weight)
-            outputs += [x, *rest]
+            x = ops.owned(x)
+            outputs = [*outputs, x, *rest] if keep else [x]
     return outputs
 
 
-def _fake(input, weights, biases, stride, padding, dilation, centered) -> list[Tensor]:
+def _fake(input, weights, biases, stride, padding, dilation, centered, keep) -> list[Tensor]:
     outputs, x = [], input
     for layer in _layers(weights, biases, (stride, padding, dilation)):
         x, _, *rest = ops.fake_conv(
             x, layer.weight, layer.bias, None, *layer.geometry, 1.0, centered, True
         )
-        outputs += [x, *rest]
+        outputs = [*outputs, x, *rest] if keep else [x]
     return outputs
 
 
 def _run_backward(
-    grad, input, weights, biases, kept, stride, padding, dilation, centered, need
+    grad, input, weights, biases, kept, stride, padding, dilation, centered, keep, need
 ) -> list[Tensor]:
-    layers = _layers(weights, biases, (stride, padding, dilation))
-    empty = input.new_empty(0)
-    known = [Kept(output, empty, *rest) for output, *rest in _cut(kept, _KEPT)]
-    with reference.full_precision(input), torch.cuda.device_of(input):
-        steps = algorithm.steps_for(input, weights[0])
-        run = _backward_in_torch if steps is plain else _backward
-        grads = run(grad, input, layers, known, centered, need)
-    tensors = [input, *weights, *biases]
+    sizes = (stride, padding, dilation)
+    steps = _steps_for(input, weights)
+    if steps is plain:
+        grads = _one_by_one(grad, input, weights, biases, kept, (*sizes, centered, keep), need)
+    else:
+        empty, layers = input.new_empty(0), _layers(weights, biases, sizes)
+        known = [Kept(output, empty, *rest) for output, *rest in _cut(kept, _KEPT)]
+        with reference.full_precision(input), torch.cuda.device_of(input):
+            grads = _backward(steps, grad, input, layers, known, centered, need)
     return [
         input.new_empty(0) if g is None or not wants else ops.settled(g, t, (input, weights[0]))
-        for g, t, wants in zip(grads, tensors, need, strict=False)
+        for g, t, wants in zip(grads, [input, *weights, *biases], need, strict=False)
     ]
 
 
@@ -175,7 +217,9 @@ def _autograd(ctx, grads):
     of_input, of_weights, of_biases = ctx.needs_input_grad[:3]
     need = [bool(n) for n in (of_input, *of_weights, *(of_biases if biased else []))]
     if torch.is_grad_enabled():
-        found = _pullback(grad, [input, *weights, *biases], count, ctx.statics, need)
+        found: Any = _pullback(grad, [input, *weights, *biases], count, ctx.statics, need)
+    elif is_legacy_batchedtensor(grad):
+        found = _one_by_one(grad, input, weights, biases, kept, ctx.statics, need)
     else:
         found = torch.ops.cosnorm.cosine_chain_backward(
             grad, input, weights, biases, kept, *ctx.statics, need
@@ -184,30 +228,26 @@ def _autograd(ctx, grads):
     return grads[0], grads[1 : 1 + count], grads[1 + count :], *none
 
 
-def _backward_in_torch(
-    grad: Tensor,
-    input: Tensor,
-    layers: Sequence[Layer],
-    kept: Sequence[Kept],
-    centered: bool,
-    need: Sequence[bool],
-) -> list[Tensor | None]:
-    """As `_backward`, one layer after another."""
-    grads: list[tuple[Any, Any]] = []
-    dy: Tensor | None = grad
+def _one_by_one(grad, input, weights, biases, kept, statics, need) -> list[Tensor]:
+    """As `_backward`, by the op of a single layer: in torch's hands, or for batched gradients."""
+    *sizes, centered, _ = statics
+    layers, known = _layers(weights, biases, sizes), _cut(kept, _KEPT)
+    op = getattr(torch.ops.cosnorm, f"cosine_conv{weights[0].dim() - 2}d_backward")
+    found: list[tuple[Tensor, Tensor]] = []
     for i in reversed(range(len(layers))):
         weight, bias, geometry = layers[i]
-        x = kept[i - 1].output if i else input
-        assert dy is not None
-        dy, dw, db, _ = algorithm.backward(
-            dy, x, weight, bias, None, kept[i], geometry, 1.0, centered, True,
-            (i > 0 or need[0], True, bias is not None, False),
-        )  # fmt: skip
-        grads.insert(0, (dw, db))
-    return [dy, *(dw for dw, _ in grads), *(db for _, db in grads)]
+        output, *rest = known[i]
+        x = known[i - 1][0] if i else input
+        wants = [i > 0 or need[0], True, bias is not None, False]
+        statics = (*geometry, 1.0, centered, True, wants)
+        grad, dw, db, _ = op(grad, x, weight, bias, None, output, output, *rest, *statics)
+        found.insert(0, (dw, db))
+    dbs = [db for _, db in found] if biases else []
+    return [grad, *(dw for dw, _ in found), *dbs]
 
 
 def _backward(
+    steps: Any,
     grad: Tensor,
     input: Tensor,
     layers: Sequence[Layer],
@@ -217,7 +257,6 @@ def _backward(
 ) -> list[Tensor | None]:
     """Gradients of the input, the weights and the biases; `need` in the same order."""
     count, dtype = len(layers), reference.compute_dtype(input)
-    steps = algorithm.steps_for(input, layers[0].weight)
     of_biases = need[1 + count :] or [False] * count
     needed = [need[1 + i] or of_biases[i] for i in range(count)]
     lowest = 0 if need[0] else needed.index(True)
@@ -293,7 +332,7 @@ def _pullback(
     need: Sequence[bool],
 ) -> list[Tensor | None]:
     """Gradients by differentiating the reference, themselves differentiable."""
-    *sizes, centered = statics
+    *sizes, centered, _ = statics
 
     def function(input: Tensor, *parameters: Tensor) -> reference.Result:
         result, x = None, input

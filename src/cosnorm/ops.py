@@ -211,7 +211,7 @@ def _grad_format(like: Tensor, pair: tuple[Tensor, Tensor]) -> torch.memory_form
 
 def _run(family: Family, input, weight, bias, scale, *statics) -> tuple[Tensor, ...]:
     output, *rest = laid_out(family.forward(input, weight, bias, scale, *statics), input, weight)
-    return _owned(output), *rest
+    return owned(output), *rest
 
 
 def laid_out(kept: Kept, input: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
@@ -226,7 +226,7 @@ def laid_out(kept: Kept, input: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
     return output, cosine, *(t.contiguous() for t in stats), unit
 
 
-def _owned(output: Tensor) -> Tensor:
+def owned(output: Tensor) -> Tensor:
     """A tensor that is no view: of an op with several outputs, autograd lets no view be changed."""
     return torch.ops.aten._unsafe_view(output, output.shape) if output._is_view() else output
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from cosnorm import algorithm, chain, fold, reference
 from cosnorm.conversion import folding
-from cosnorm.nn import CosineConv2d, PearsonConv2d, Sequential
+from cosnorm.nn import CosineConv2d, PearsonConv1d, PearsonConv2d, PearsonConv3d, Sequential
 
 pytest.importorskip("triton", reason="the kernels need triton")
 from cosnorm.kernels import launch, layout
@@ -103,17 +103,80 @@ def test_channels_that_do_not_fit_into_a_tile(centered, device, chains, monkeypa
 @pytest.mark.parametrize("centered", [False, True])
 def test_only_what_is_wanted(centered, device, chains):
     net = network(ARGUMENTS[0], centered).to(device)
-    x = torch.randn(2, 3, 6, 6, device=device)
-    for wants in itertools.product((False, True), repeat=4):
-        if not any(wants):
-            continue
+    x = torch.randn(2, 3, 5, 4, device=device)
+
+    def grads(model, wants):
         leaf = x.clone().requires_grad_(wants[0])
         for parameter, want in zip(net.parameters(), wants[1:], strict=True):
             parameter.requires_grad_(want)
             parameter.grad = None
-        net(leaf).square().sum().backward()
-        assert [t.grad is not None for t in (leaf, *net.parameters())] == list(wants)
+        model(leaf).square().sum().backward()
+        return [t.grad for t in (leaf, *net.parameters())]
+
+    full = grads(nn.Sequential(*net), (True,) * 4)
+    assert not chains
+    for wants in itertools.product((False, True), repeat=4):
+        if any(wants):
+            for got, want, wanted in zip(grads(net, wants), full, wants, strict=True):
+                if wanted:
+                    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+                else:
+                    assert got is None
     assert set(chains) == {3}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_frozen_layers_and_inference_keep_nothing(device, chains):
+    net = network([(3, 4, 1, {})] + 3 * [(4, 4, 1, {})], True).to(device)
+    x = torch.randn(2, 3, 5, 4, device=device)
+    for parameter in list(net.parameters())[:2]:
+        parameter.requires_grad_(False)
+    saved = {}
+
+    def pack(tensor):
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    sizes = []
+    for model in (net, nn.Sequential(*net)):
+        saved.clear()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            y = model(x)
+        sizes.append(sum(saved.values()))
+        del y
+    assert chains == [4] and sizes[0] <= sizes[1]
+    with torch.no_grad():
+        arguments = (x, [m.weight for m in net], [], [1] * 8, [0] * 8, [1] * 8, True)
+        assert len(torch.ops.cosnorm.cosine_chain(*arguments, False)) == 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", [PearsonConv1d, PearsonConv3d])
+def test_one_and_three_dimensions(kind, device, chains):
+    net = Sequential(kind(3, 5, 2, activation="relu"), kind(5, 4, 1, activation="relu")).to(device)
+    x = torch.randn(2, 3, *[4] * net[0].dims, device=device, requires_grad=True)
+    y = net(x)
+    got = torch.autograd.grad(y.sum(-1).square().sum(), [x, *net.parameters()])
+    plain = nn.Sequential(*net)
+    want = torch.autograd.grad(plain(x).sum(-1).square().sum(), [x, *net.parameters()])
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    net(x).add_(1)  # as any layer's output, it may be changed in place
+    assert chains == [2, 2]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients_in_batches(device, chains):
+    net = network([(3, 4, 2, {"bias": True}), (4, 2, 2, {"bias": True})], True).to(device)
+    x = torch.randn(1, 3, 4, 4, device=device, requires_grad=True)
+    leaves, results = [x, *net.parameters()], []
+    for model in (net, nn.Sequential(*net)):
+        y = model(x)
+        seeds = torch.eye(y.numel(), device=device).view(-1, *y.shape)[:3]
+        results.append(torch.autograd.grad(y, leaves, seeds, is_grads_batched=True))
+    assert chains == [2]
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -169,7 +232,10 @@ def test_constants_between_layers_stay_without_direction(device, chains):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("breaks", ["hook", "global hook", "activation", "groups", "scale", "mode"])
+@pytest.mark.parametrize(
+    "breaks",
+    ["hook", "global hook", "replaced hook", "activation", "groups", "scale", "mode"],
+)
 def test_whatever_does_not_fit_is_called_as_it_is(breaks, device, chains):
     changed = {
         "activation": {"activation": None},
@@ -182,6 +248,9 @@ def test_whatever_does_not_fit_is_called_as_it_is(breaks, device, chains):
     seen, handle = [], None
     if breaks == "hook":
         net[1].register_forward_hook(lambda *_: seen.append(1))
+    if breaks == "replaced hook":  # as wrappers of modules do it
+        call = net[1].forward
+        net[1].forward = lambda input: (seen.append(1), call(input))[1]
     if breaks == "global hook":
         handle = nn.modules.module.register_module_forward_hook(lambda *_: seen.append(1))
     x = torch.randn(1, 4, 8, 8, device=device)
@@ -224,7 +293,7 @@ def test_the_op_keeps_its_word(bias, dtype, backend):
     for tensor in (x, *weights, *biases):
         tensor.requires_grad_()
     sizes = ([1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 1])
-    arguments = (x, weights, biases, *sizes, True)
+    arguments = (x, weights, biases, *sizes, True, True)
     torch.library.opcheck(torch.ops.cosnorm.cosine_chain.default, arguments)
 
 

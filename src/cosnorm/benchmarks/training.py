@@ -1,8 +1,8 @@
 """The rate of a whole run against that of its bare step: what loop, records and epochs cost.
 
 Two sets of random images, of the sizes of MNIST and CIFAR-10, with the paper's networks and
-presets; on CUDA the step is one graph. Rates are those that a run writes into its metrics, evaluation not
-counted, between two measurements of the step alone.
+presets; on CUDA the step is one graph. Rates are those that a run writes into its metrics,
+evaluation not counted, between two measurements of the step alone.
 
     python -m benchmarks.training --device cuda
 """

@@ -166,9 +166,9 @@ class FoldedConv(_Folded):
             return None
         if not plain or self.activation != "relu":
             return None
-        v, vb, total = self._unit(reference.compute_dtype(autocast(input)))
-        layer = Layer(v, vb, Geometry(self.stride, self.padding, self.dilation, 1))
-        return Link(layer, total is not None, True, total)
+        geometry = Geometry(self.stride, self.padding, self.dilation, 1)
+        layer = Layer(self.unit_weight, self.unit_bias, geometry)
+        return Link(layer, self.total is not None, True, self.total)
 
     def forward(self, input: Tensor) -> Tensor:
         padding, dims = self.padding, self.unit_weight.dim() - 2

@@ -15,6 +15,7 @@ import torch
 from torch import fx, nn
 
 from cosnorm.conversion.selection import within
+from cosnorm.nn import Sequential
 
 NORMS = (
     nn.modules.batchnorm._BatchNorm,
@@ -57,7 +58,7 @@ def _neighbour(
 ) -> nn.Module | None:
     path, _, own = name.rpartition(".")
     parent = names[path]
-    if not name or type(parent).forward is not nn.Sequential.forward:
+    if not name or type(parent).forward not in (nn.Sequential.forward, Sequential.forward):
         return None
     children = list(parent._modules)
     index = children.index(own)

@@ -30,11 +30,12 @@ class Sequential(nn.Sequential):
         while modules:
             ours = isinstance(input, Tensor) and not _has_any_global_hook()
             links = _leading(modules, input) if ours else []
+            here, modules = modules[: len(links) or 1], modules[len(links) or 1 :]
             if len(links) > 1 and serves(input, links):
                 input = chain(input, links)
-                modules = modules[len(links) :]
             else:
-                input = modules.pop(0)(input)
+                for module in here:
+                    input = module(input)
         return input
 
 
@@ -54,4 +55,6 @@ def _link(module: Any, input: Tensor) -> Link | None:
     offer = getattr(module, "chain_link", None)
     if offer is None or any(getattr(module, name) for name in _HOOKS):
         return None
+    if "forward" in vars(module) or module._compiled_call_impl is not None:
+        return None  # replaced by a wrapper, or compiled on its own
     return offer(input)
