@@ -1,35 +1,19 @@
-"""Convolutions in a row as one function: passes that two neighbours would both make are made once.
+"""Which convolutions in a row can be one, and the call that makes them so.
 
-Forward, the pass that writes a layer's output also sums it up for the next layer, which then need
-not read it for its statistics. Backward, the correction of a layer's dx and the first pass of the
-layer before go over the same tensors, and are one. What is left beyond convolution and ReLU is a
-few floats a position, and the weights.
+The passes that two neighbours would both make are then made once: see `chain_op`.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_legacy_batchedtensor  # pyright: ignore[reportMissingImports]
 
-from cosnorm import algorithm, ops, reference
-from cosnorm.algorithm import product_backward, products_apart
+from cosnorm import algorithm, reference
+from cosnorm.chain_op import KEPT, Layer, steps_for
 from cosnorm.functional import autocast, transforming
 from cosnorm.kernels import plain
-from cosnorm.kernels.steps import Geometry, Grad, Kept, Weight, output_size
-
-_TENSORS = "Tensor input, Tensor[] weights, Tensor[] biases"
-_STATICS = "int[] stride, int[] padding, int[] dilation, bool centered, bool keep"
-_KEPT = 5  # tensors of a layer: output, rnorm, mean, weight_stats, unit
-
-
-class Layer(NamedTuple):
-    """A convolution with ReLU, of one group and without a scale of its own."""
-
-    weight: Tensor
-    bias: Tensor | None
-    geometry: Geometry
+from cosnorm.kernels.steps import Weight, output_size
 
 
 class Link(NamedTuple):
@@ -75,17 +59,12 @@ def _by_triton(input: Tensor, links: Sequence[Link]) -> bool:
         exporting = torch.compiler.is_exporting()  # to those who know torch's ops alone
         return input.device.type == "cuda" and not links[0].folded and not exporting
     weights = [link.layer.weight for link in links]
-    return _steps_for(input, weights) is not plain
+    return steps_for(input, weights) is not plain
 
 
 def _is_bias(bias: Tensor, weight: Tensor) -> bool:
     alike = (bias.device, bias.dtype) == (weight.device, weight.dtype)
     return alike and bias.shape == weight.shape[:1]
-
-
-def _steps_for(input: Tensor, weights: Sequence[Tensor]) -> Any:
-    chosen = [algorithm.steps_for(input, weight) for weight in weights]
-    return plain if any(steps is plain for steps in chosen) else chosen[0]
 
 
 def chain(input: Tensor, links: Sequence[Link]) -> Tensor:
@@ -117,12 +96,12 @@ def _call(input: Tensor, links: Sequence[Link], keep: bool) -> Tensor:
     sizes = [[n for size in each for n in size] for each in zip(*steps, strict=True)]
     statics = (*sizes, links[0].centered, keep)
     outputs = torch.ops.cosnorm.cosine_chain(input, weights, biases, *statics)
-    return outputs[-_KEPT if keep else -1]
+    return outputs[-KEPT if keep else -1]
 
 
 def _infer(input: Tensor, links: Sequence[Link]) -> Tensor:
     """Of folded layers, the last output alone."""
-    steps = _steps_for(input, [link.layer.weight for link in links])
+    steps = steps_for(input, [link.layer.weight for link in links])
     x, told = input, None
     with reference.full_precision(input), torch.cuda.device_of(input):
         for i, ((v, vb, geometry), centered, _, total) in enumerate(links):
@@ -130,235 +109,3 @@ def _infer(input: Tensor, links: Sequence[Link]) -> Tensor:
             going = (told, i + 1 < len(links))
             x, told = algorithm.infer_step(steps, x, weight, None, geometry, centered, True, *going)
     return x
-
-
-def _layers(
-    weights: Sequence[Tensor], biases: Sequence[Tensor], sizes: Sequence[Sequence[int]]
-) -> list[Layer]:
-    dims = weights[0].dim() - 2
-    parts = zip(*(_cut(size, dims) for size in sizes), strict=True)
-    geometries = [Geometry(stride, padding, dilation, 1) for stride, padding, dilation in parts]
-    vectors = [b.contiguous() for b in biases] or [None] * len(weights)
-    return [Layer(*each) for each in zip(weights, vectors, geometries, strict=True)]
-
-
-def _cut(values: Sequence[Any], length: int) -> list[Sequence[Any]]:
-    return [values[i : i + length] for i in range(0, len(values), length)]
-
-
-def _run(input, weights, biases, stride, padding, dilation, centered, keep) -> list[Tensor]:
-    layers = _layers(weights, biases, (stride, padding, dilation))
-    steps = _steps_for(input, weights)
-    x, told, outputs = input, None, []
-    with reference.full_precision(input), torch.cuda.device_of(input):
-        for i, layer in enumerate(layers):
-            links = () if steps is plain else (told, i + 1 < len(layers))
-            kept, told = algorithm.forward_step(
-                steps, x, layer.weight, layer.bias, None, layer.geometry, 1.0, centered, True,
-                *links,
-            )  # fmt: skip
-            x, _, *rest = ops.laid_out(kept, x, layer.weight)
-            x = ops.owned(x)
-            outputs = [*outputs, x, *rest] if keep else [x]
-    return outputs
-
-
-def _fake(input, weights, biases, stride, padding, dilation, centered, keep) -> list[Tensor]:
-    outputs, x = [], input
-    for layer in _layers(weights, biases, (stride, padding, dilation)):
-        x, _, *rest = ops.fake_conv(
-            x, layer.weight, layer.bias, None, *layer.geometry, 1.0, centered, True
-        )
-        outputs = [*outputs, x, *rest] if keep else [x]
-    return outputs
-
-
-def _run_backward(
-    grad, input, weights, biases, kept, stride, padding, dilation, centered, keep, need
-) -> list[Tensor]:
-    sizes = (stride, padding, dilation)
-    steps = _steps_for(input, weights)
-    if steps is plain:
-        grads = _one_by_one(grad, input, weights, biases, kept, (*sizes, centered, keep), need)
-    else:
-        empty, layers = input.new_empty(0), _layers(weights, biases, sizes)
-        known = [Kept(output, empty, *rest) for output, *rest in _cut(kept, _KEPT)]
-        with reference.full_precision(input), torch.cuda.device_of(input):
-            grads = _backward(steps, grad, input, layers, known, centered, need)
-    return [
-        input.new_empty(0) if g is None or not wants else ops.settled(g, t, (input, weights[0]))
-        for g, t, wants in zip(grads, [input, *weights, *biases], need, strict=False)
-    ]
-
-
-def _fake_backward(grad, input, weights, biases, kept, *rest) -> list[Tensor]:
-    pair = (input, weights[0])
-    return [
-        ops.empty_settled(t, pair) if wants else input.new_empty(0)
-        for t, wants in zip([input, *weights, *biases], rest[-1], strict=True)
-    ]
-
-
-def _setup_context(ctx, inputs, output) -> None:
-    input, weights, biases, *statics = inputs
-    ctx.save_for_backward(input, *weights, *biases, *output)
-    ctx.counts, ctx.statics = (len(weights), len(biases)), statics
-    ctx.set_materialize_grads(False)
-
-
-def _autograd(ctx, grads):
-    count, biased = ctx.counts
-    none, grad = (None,) * len(ctx.statics), grads[-_KEPT]
-    if grad is None:
-        return (None, [None] * count, [None] * biased, *none)
-    input, *rest = ctx.saved_tensors
-    weights, biases = rest[:count], rest[count : count + biased]
-    kept = rest[count + biased :]
-    of_input, of_weights, of_biases = ctx.needs_input_grad[:3]
-    need = [bool(n) for n in (of_input, *of_weights, *(of_biases if biased else []))]
-    if torch.is_grad_enabled():
-        found: Any = _pullback(grad, [input, *weights, *biases], count, ctx.statics, need)
-    elif is_legacy_batchedtensor(grad):
-        found = _one_by_one(grad, input, weights, biases, kept, ctx.statics, need)
-    else:
-        found = torch.ops.cosnorm.cosine_chain_backward(
-            grad, input, weights, biases, kept, *ctx.statics, need
-        )
-    grads = [g if wants else None for g, wants in zip(found, need, strict=True)]
-    return grads[0], grads[1 : 1 + count], grads[1 + count :], *none
-
-
-def _one_by_one(grad, input, weights, biases, kept, statics, need) -> list[Tensor]:
-    """As `_backward`, by the op of a single layer: in torch's hands, or for batched gradients."""
-    *sizes, centered, _ = statics
-    layers, known = _layers(weights, biases, sizes), _cut(kept, _KEPT)
-    op = getattr(torch.ops.cosnorm, f"cosine_conv{weights[0].dim() - 2}d_backward")
-    found: list[tuple[Tensor, Tensor]] = []
-    for i in reversed(range(len(layers))):
-        weight, bias, geometry = layers[i]
-        output, *rest = known[i]
-        x = known[i - 1][0] if i else input
-        wants = [i > 0 or need[0], True, bias is not None, False]
-        statics = (*geometry, 1.0, centered, True, wants)
-        grad, dw, db, _ = op(grad, x, weight, bias, None, output, output, *rest, *statics)
-        found.insert(0, (dw, db))
-    dbs = [db for _, db in found] if biases else []
-    return [grad, *(dw for dw, _ in found), *dbs]
-
-
-def _backward(
-    steps: Any,
-    grad: Tensor,
-    input: Tensor,
-    layers: Sequence[Layer],
-    kept: Sequence[Kept],
-    centered: bool,
-    need: Sequence[bool],
-) -> list[Tensor | None]:
-    """Gradients of the input, the weights and the biases; `need` in the same order."""
-    count, dtype = len(layers), reference.compute_dtype(input)
-    of_biases = need[1 + count :] or [False] * count
-    needed = [need[1 + i] or of_biases[i] for i in range(count)]
-    lowest = 0 if need[0] else needed.index(True)
-    found: list[tuple[Tensor | None, Tensor | None]] = [(None, None)] * count
-    weight, bias, _ = layers[-1]
-    prepared, step = steps.start_grad(
-        grad, kept[-1], weight, bias, None, 1.0, centered, True, dtype, False
-    )
-    dx = None
-    for i in reversed(range(lowest, count)):
-        x = kept[i - 1].output if i else input
-        below = None if i == lowest else (layers[i - 1], kept[i - 1])
-        goes_on = below is not None or need[0]
-        at = _Place(steps, x, layers[i], kept[i], prepared, step, centered, dtype, below)
-        found[i], after = at.gradients(goes_on, needed[i])
-        if below is None:
-            dx = after
-        else:
-            prepared, step = after
-    return [dx, *(dw for dw, _ in found), *(db for _, db in found)]
-
-
-class _Place(NamedTuple):
-    """A layer in the middle of backward, and the one below it."""
-
-    steps: Any
-    input: Tensor
-    layer: Layer
-    kept: Kept
-    prepared: Weight
-    step: Grad
-    centered: bool
-    dtype: torch.dtype
-    below: tuple[Layer, Kept] | None
-
-    @property
-    def _rest(self) -> Any:
-        weight, bias, geometry = self.layer
-        known = (self.kept, self.prepared, self.step)
-        return self.input, weight, bias, *known, geometry, self.centered
-
-    def gradients(self, goes_on: bool, needed: bool) -> tuple[Any, Any]:
-        """Those of weight and bias, and what `_onwards` gives."""
-        weight, bias, geometry = self.layer
-        if goes_on and needed and self.steps.apart(self.input, weight):
-            return products_apart(self.steps, *self._rest, then=self._onwards)
-        x, g = self.input.to(self.dtype), self.step.product
-        wanted = (goes_on, needed, needed and bias is not None)
-        dx, dw, db = product_backward(g, x, self.prepared.weight, geometry, wanted)
-        new = (None, None)
-        if dw is not None:
-            out = self.steps.empty_grads(None, self.input, weight, bias)
-            self.steps.project(dw, db, out, *self._rest)
-            new = out[1:]
-        return new, None if dx is None else self._onwards(dx)
-
-    def _onwards(self, dx: Tensor) -> Any:
-        """dx corrected; or where there is a layer below, its unit weights and its first step."""
-        if self.below is None:
-            return self.steps.correct(dx, *self._rest)
-        (weight, bias, _), kept = self.below
-        return self.steps.link_grad(
-            dx, self.kept, self.step, self.layer.weight, self.layer.geometry,
-            kept, weight, bias, 1.0, self.centered, self.dtype,
-        )  # fmt: skip
-
-
-def _pullback(
-    grad: Tensor,
-    tensors: Sequence[Tensor],
-    count: int,
-    statics: Sequence[Any],
-    need: Sequence[bool],
-) -> list[Tensor | None]:
-    """Gradients by differentiating the reference, themselves differentiable."""
-    *sizes, centered, _ = statics
-
-    def function(input: Tensor, *parameters: Tensor) -> reference.Result:
-        result, x = None, input
-        for weight, bias, geometry in _layers(parameters[:count], parameters[count:], sizes):
-            result = reference.cosine_conv(x, weight, bias, None, *geometry, 1.0, centered, True)
-            x = result.output
-        assert result is not None
-        return result
-
-    return ops.pullback(function, grad, tensors, (), need)
-
-
-def _register() -> None:
-    library, name = ops.library, "cosine_chain"
-    library.define(f"{name}({_TENSORS}, {_STATICS}) -> Tensor[]")
-    library.define(
-        f"{name}_backward(Tensor grad, {_TENSORS}, Tensor[] kept, {_STATICS}, bool[] need)"
-        " -> Tensor[]"
-    )
-    library.impl(name, _run, "CompositeExplicitAutograd")
-    library.impl(f"{name}_backward", _run_backward, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"cosnorm::{name}", _fake, lib=library)
-    torch.library.register_fake(f"cosnorm::{name}_backward", _fake_backward, lib=library)
-    torch.library.register_autograd(
-        f"cosnorm::{name}", _autograd, setup_context=_setup_context, lib=library
-    )
-
-
-_register()

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cosnorm import algorithm, reference
-from cosnorm.chain import Layer, Link
+from cosnorm.chain import Link
+from cosnorm.chain_op import Layer
 from cosnorm.checks import check_kind, conv_sizes
 from cosnorm.conversion.account import Account, Entry
 from cosnorm.conversion.layers import (

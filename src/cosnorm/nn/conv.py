@@ -8,7 +8,8 @@ from torch.nn import functional as torch_functional
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from cosnorm import functional as F
-from cosnorm.chain import Layer, Link
+from cosnorm.chain import Link
+from cosnorm.chain_op import Layer
 from cosnorm.checks import (
     check_counts,
     check_dtype,
