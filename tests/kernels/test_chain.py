@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from cosnorm import algorithm, chain, fold, reference
+from cosnorm import algorithm, chain, chain_op, fold, reference
 from cosnorm.conversion import folding
 from cosnorm.nn import CosineConv2d, PearsonConv1d, PearsonConv2d, PearsonConv3d, Sequential
 
@@ -295,6 +295,12 @@ def test_the_op_keeps_its_word(bias, dtype, backend):
     sizes = ([1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 1])
     arguments = (x, weights, biases, *sizes, True, True)
     torch.library.opcheck(torch.ops.cosnorm.cosine_chain.default, arguments)
+    with torch.no_grad():
+        kept = torch.ops.cosnorm.cosine_chain(*arguments)
+    grad, need = torch.randn_like(kept[-chain_op.KEPT]), [True] * (3 + len(biases))
+    whole = (grad, *arguments[:3], kept, *arguments[3:], need)
+    utils = ("test_schema", "test_faketensor")
+    torch.library.opcheck(torch.ops.cosnorm.cosine_chain_backward.default, whole, test_utils=utils)
 
 
 @pytest.mark.gpu

@@ -173,5 +173,6 @@ def test_every_registered_op_was_checked():
         for name in torch._C._dispatch_get_all_op_names()
         if name.startswith("cosnorm::")
     }
-    assert registered == names | {f"{name}_backward" for name in names}
+    chains = {"cosine_chain", "cosine_chain_backward"}  # checked in a file of their own
+    assert registered - chains == names | {f"{name}_backward" for name in names}
     assert {function.__name__ for function, *_ in CASES.values()} == names
