@@ -1,6 +1,14 @@
 """Every test runs with uninitialised memory poisoned and warnings as errors (pyproject.toml)."""
 
+import atexit
 import os
+import shutil
+import tempfile
+
+if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+    # A cache of our own: torch's holds calls of our ops as they were when it was filled.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="cosnorm-inductor-")
+    atexit.register(shutil.rmtree, os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
 
 import pytest
 import torch
