@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cosnorm.kernels import plain, rows
-from cosnorm.kernels.steps import Geometry, Grad, Kept, Weight, keeps_unit, memory_format
+from cosnorm.kernels.steps import Geometry, Kept, Place, Weight, keeps_unit, memory_format
 from cosnorm.reference import compute_dtype, full_precision, keeps_cosine
 
 aten = torch.ops.aten
@@ -210,9 +210,8 @@ def backward(
             product = product_backward(
                 step.product, input.to(dtype), prepared.weight, geometry, wanted
             )
-        dx, dw, db = steps.end_grad(
-            *product, input, weight, bias, kept, prepared, step, geometry, centered
-        )
+        place = Place(input, weight, bias, kept, prepared, step, geometry, centered)
+        dx, dw, db = steps.end_grad(*product, place)
     return dx, dw, db, step.scale
 
 
@@ -235,32 +234,25 @@ def _backward_apart(
     prepared, step = steps.start_grad(
         grad, kept, weight, bias, scale, gain, centered, relu, dtype, need_scale
     )
-    rest = (input, weight, bias, kept, prepared, step, geometry, centered)
-    new, dx = products_apart(steps, *rest, lambda dx: steps.correct(dx, *rest))
+    place = Place(input, weight, bias, kept, prepared, step, geometry, centered)
+    new, dx = products_apart(steps, place, lambda dx: steps.correct(dx, place))
     return dx, *new, step.scale
 
 
 def products_apart(
     steps: Any,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    kept: Kept,
-    prepared: Weight,
-    step: Grad,
-    geometry: Geometry,
-    centered: bool,
+    place: Place,
     then: Callable[[Tensor], T],
 ) -> tuple[tuple[Tensor, Tensor | None], T]:
     """Gradients of weight and bias, and beside them that of the input and what follows from it."""
-    rest = (input, weight, bias, kept, prepared, step, geometry, centered)
+    input, weight, bias, _, prepared, step, geometry, _ = place
     product = (step.product, input.to(step.product.dtype), prepared.weight, geometry)
     out = steps.empty_grads(None, input, weight, bias)
     with steps.beside(input.device) as side:
         dx, _, _ = product_backward(*product, (True, False, False))
         with side:
             _, dw, db = product_backward(*product, (False, True, bias is not None))
-            steps.project(dw, db, out, *rest)
+            steps.project(dw, db, out, place)
         assert dx is not None
         found = then(dx)
     return out[1:], found

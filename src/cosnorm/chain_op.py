@@ -16,7 +16,7 @@ from torch._C._functorch import is_legacy_batchedtensor  # pyright: ignore[repor
 from cosnorm import algorithm, ops, reference
 from cosnorm.algorithm import product_backward, products_apart
 from cosnorm.kernels import plain
-from cosnorm.kernels.steps import Geometry, Grad, Kept, Weight
+from cosnorm.kernels.steps import Geometry, Kept, Place
 
 KEPT = 5  # tensors of a layer: output, rnorm, mean, weight_stats, unit
 
@@ -175,8 +175,11 @@ def _backward(
         x = kept[i - 1].output if i else input
         below = None if i == lowest else (layers[i - 1], kept[i - 1])
         goes_on = below is not None or need[0]
-        at = _Place(steps, x, layers[i], kept[i], prepared, step, centered, dtype, below)
-        found[i], after = at.gradients(goes_on, needed[i])
+        layer = layers[i]
+        place = Place(
+            x, layer.weight, layer.bias, kept[i], prepared, step, layer.geometry, centered
+        )
+        found[i], after = _gradients(steps, place, below, goes_on, needed[i])
         if below is None:
             dx = after
         else:
@@ -184,49 +187,33 @@ def _backward(
     return [dx, *(dw for dw, _ in found), *(db for _, db in found)]
 
 
-class _Place(NamedTuple):
-    """A layer in the middle of backward, and the one below it."""
+def _gradients(
+    steps: Any, place: Place, below: tuple[Layer, Kept] | None, goes_on: bool, needed: bool
+) -> tuple[Any, Any]:
+    """Those of weight and bias, and what `_onwards` gives."""
+    input, weight, bias, _, prepared, step, geometry, _ = place
+    if goes_on and needed and steps.apart(input, weight):
+        return products_apart(steps, place, lambda dx: _onwards(steps, place, below, dx))
+    wanted = (goes_on, needed, needed and bias is not None)
+    x, g = input.to(step.product.dtype), step.product
+    dx, dw, db = product_backward(g, x, prepared.weight, geometry, wanted)
+    new = (None, None)
+    if dw is not None:
+        out = steps.empty_grads(None, input, weight, bias)
+        steps.project(dw, db, out, place)
+        new = out[1:]
+    return new, None if dx is None else _onwards(steps, place, below, dx)
 
-    steps: Any
-    input: Tensor
-    layer: Layer
-    kept: Kept
-    prepared: Weight
-    step: Grad
-    centered: bool
-    dtype: torch.dtype
-    below: tuple[Layer, Kept] | None
 
-    @property
-    def _rest(self) -> Any:
-        weight, bias, geometry = self.layer
-        known = (self.kept, self.prepared, self.step)
-        return self.input, weight, bias, *known, geometry, self.centered
-
-    def gradients(self, goes_on: bool, needed: bool) -> tuple[Any, Any]:
-        """Those of weight and bias, and what `_onwards` gives."""
-        weight, bias, geometry = self.layer
-        if goes_on and needed and self.steps.apart(self.input, weight):
-            return products_apart(self.steps, *self._rest, then=self._onwards)
-        x, g = self.input.to(self.dtype), self.step.product
-        wanted = (goes_on, needed, needed and bias is not None)
-        dx, dw, db = product_backward(g, x, self.prepared.weight, geometry, wanted)
-        new = (None, None)
-        if dw is not None:
-            out = self.steps.empty_grads(None, self.input, weight, bias)
-            self.steps.project(dw, db, out, *self._rest)
-            new = out[1:]
-        return new, None if dx is None else self._onwards(dx)
-
-    def _onwards(self, dx: Tensor) -> Any:
-        """dx corrected; or where there is a layer below, its unit weights and its first step."""
-        if self.below is None:
-            return self.steps.correct(dx, *self._rest)
-        (weight, bias, _), kept = self.below
-        return self.steps.link_grad(
-            dx, self.kept, self.step, self.layer.weight, self.layer.geometry,
-            kept, weight, bias, 1.0, self.centered, self.dtype,
-        )  # fmt: skip
+def _onwards(steps: Any, place: Place, below: tuple[Layer, Kept] | None, dx: Tensor) -> Any:
+    """dx corrected; or where there is a layer below, its unit weights and its first step."""
+    if below is None:
+        return steps.correct(dx, place)
+    (weight, bias, _), kept = below
+    return steps.link_grad(
+        dx, place.kept, place.step, place.weight, place.geometry,
+        kept, weight, bias, 1.0, place.centered, place.step.product.dtype,
+    )  # fmt: skip
 
 
 def _pullback(

@@ -20,7 +20,7 @@ from cosnorm.kernels.layout import (
     window,
 )
 from cosnorm.kernels.plain import like_scale
-from cosnorm.kernels.steps import Geometry, Grad, Kept, Weight
+from cosnorm.kernels.steps import Geometry, Grad, Kept, Place, Weight
 from cosnorm.reference import keeps_cosine
 
 fused: Any = _fused  # its functions take launch options that their signatures don't name
@@ -117,21 +117,13 @@ def end_grad(
     dx: Tensor | None,
     dw: Tensor | None,
     db: Tensor | None,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    kept: Kept,
-    prepared: Weight,
-    step: Grad,
-    geometry: Geometry,
-    centered: bool,
+    place: Place,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The correction of dx and the projection of the weights' gradient, in one launch."""
     if dx is None and dw is None:
         return None, None, None
-    out = empty_grads(dx, input, None if dw is None else weight, bias)
-    rest = (input, weight, bias, kept, prepared, step, geometry, centered)
-    _end_grad(dx, dw, db, out, *rest)
+    out = empty_grads(dx, place.input, None if dw is None else place.weight, place.bias)
+    _end_grad(dx, dw, db, out, place)
     return out
 
 
@@ -150,19 +142,11 @@ def empty_grads(
 
 def correct(
     dx: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    kept: Kept,
-    prepared: Weight,
-    step: Grad,
-    geometry: Geometry,
-    centered: bool,
+    place: Place,
 ) -> Tensor | None:
     """The correction of dx alone."""
-    out = empty_grads(dx, input, None, None)
-    rest = (input, weight, bias, kept, prepared, step, geometry, centered)
-    _end_grad(dx, None, None, out, *rest)
+    out = empty_grads(dx, place.input, None, None)
+    _end_grad(dx, None, None, out, place)
     return out[0]
 
 
@@ -170,18 +154,10 @@ def project(
     dw: Tensor,
     db: Tensor | None,
     out: tuple[Tensor | None, Tensor | None, Tensor | None],
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    kept: Kept,
-    prepared: Weight,
-    step: Grad,
-    geometry: Geometry,
-    centered: bool,
+    place: Place,
 ) -> None:
     """The projection of the weights' gradient alone, into `out`."""
-    rest = (input, weight, bias, kept, prepared, step, geometry, centered)
-    _end_grad(None, dw, db, out, *rest)
+    _end_grad(None, dw, db, out, place)
 
 
 def _end_grad(
@@ -189,16 +165,10 @@ def _end_grad(
     dw: Tensor | None,
     db: Tensor | None,
     out: tuple[Tensor | None, Tensor | None, Tensor | None],
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    kept: Kept,
-    prepared: Weight,
-    step: Grad,
-    geometry: Geometry,
-    centered: bool,
+    place: Place,
 ) -> None:
     """One launch over the positions of dx and over the units of dw, as far as they are wanted."""
+    input, weight, bias, kept, prepared, step, geometry, centered = place
     groups = geometry.groups
     x, (sn, sc, sp) = flat(input)
     (space, positions), depth = space_of(x), x.shape[1] // groups

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cosnorm import reference
-from cosnorm.kernels.steps import Geometry, Grad, Kept, Weight
+from cosnorm.kernels.steps import Geometry, Grad, Kept, Place, Weight
 from cosnorm.reference import stats_dtype
 
 
@@ -87,16 +87,10 @@ def end_grad(
     dx: Tensor | None,
     dw: Tensor | None,
     db: Tensor | None,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    kept: Kept,
-    prepared: Weight,
-    step: Grad,
-    geometry: Geometry,
-    centered: bool,
+    place: Place,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Everything after the gradients of the product, which are overwritten."""
+    input, weight, bias, kept, prepared, step, geometry, centered = place
     if dx is not None:
         kernel_size = weight.shape[2:]
         dx = correct_input(dx, input, kept.mean, step, prepared, kernel_size, *geometry[:3])

@@ -58,6 +58,19 @@ class Grad(NamedTuple):
     scale: Tensor | None
 
 
+class Place(NamedTuple):
+    """A layer in the middle of backward: its arguments, what it kept, and its first step."""
+
+    input: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    kept: Kept
+    prepared: Weight
+    step: Grad
+    geometry: Geometry
+    centered: bool
+
+
 def memory_format(*tensors: Tensor) -> torch.memory_format:
     """Channels last if any of them is, as torch's convolutions choose."""
     known = {4: torch.channels_last, 5: torch.channels_last_3d}
