@@ -4,6 +4,7 @@ import copy
 import inspect
 import io
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,8 +20,8 @@ WITH_AFFINE = [(name, kind) for name, kind in EVERY if name != "Plain"]
 
 
 def build(name, kind, inputs=4, outputs=6, **options):
-    kernel = () if kind == "Linear" else (3,)
-    return getattr(blocks, name + kind)(inputs, outputs, *kernel, **options)
+    kernel = {} if kind == "Linear" else {"kernel_size": 3}
+    return getattr(blocks, name + kind)(inputs, outputs, **{**kernel, **options})
 
 
 def sample(kind, batch=5, inputs=4, **options):
@@ -311,19 +312,84 @@ def test_meta_device_and_repr():
     assert {p.device.type for p in meta.parameters()} == {"meta"}
 
 
+BAD_INPUT = [
+    ("Linear", {}, lambda: torch.randn(5, 3), ValueError, r"last dimension .*\(5, 3\) and weight"),
+    ("Linear", {}, lambda: torch.tensor(1.0), ValueError, r"last dimension .* input is \(\)"),
+    ("Linear", {}, lambda: [1.0] * 4, TypeError, "input must be a tensor, got list; make one"),
+    (
+        *("Linear", {}, lambda: torch.ones(2, 4, dtype=torch.int64), TypeError),
+        r"floating point .*, got torch.int64; convert it, for example input.float\(\)",
+    ),
+    (
+        *("Linear", {}, lambda: torch.ones(2, 4).to_sparse(), TypeError),
+        r"input must be dense, got torch.sparse_coo; call input.to_dense\(\)",
+    ),
+    (
+        *("Linear", {}, lambda: torch.ones(2, 4, dtype=torch.float64), TypeError),
+        "one dtype, got torch.float64 and torch.float32; convert one of them",
+    ),
+    (
+        *("Conv2d", {}, lambda: torch.ones(2, 4, 6, 6, device="meta"), ValueError),
+        "weight is on cpu and input on meta; move them to one device",
+    ),
+    (
+        *("Conv2d", {"groups": 2}, lambda: torch.randn(1, 2, 6, 6), ValueError),
+        r"input has 2 channels and .* asks for 4; input is \(1, 2, 6, 6\)",
+    ),
+    (
+        *("Conv2d", {}, lambda: torch.randn(4, 6), ValueError),
+        r"4 dimensions, or 3 without a batch, got \(4, 6\); reshape it",
+    ),
+    (
+        *("Conv1d", {"dilation": 3}, lambda: torch.randn(1, 4, 6), ValueError),
+        "the kernel spans 7 positions and the padded input has only 6; pad more",
+    ),
+    (
+        *("Conv1d", {"padding": 4, "padding_mode": "reflect"}, lambda: torch.randn(1, 4, 4)),
+        *(ValueError, r"reflect padding of 4 needs a longer input, got \(1, 4, 4\); pad at most 3"),
+    ),
+]
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_bad_input_is_refused_with_the_rule_and_the_value(name):
-    linear, conv = build(name, "Linear"), build(name, "Conv2d", groups=2)
-    with pytest.raises(ValueError, match=r"4 features.*got shape \(5, 3\)"):
-        linear(torch.randn(5, 3))
-    with pytest.raises(ValueError, match=r"4 features.*got shape \(\)"):
-        linear(torch.tensor(1.0))
-    with pytest.raises(ValueError, match=r"4 channels; got shape \(1, 2, 6, 6\)"):
-        conv(torch.randn(1, 2, 6, 6))
-    with pytest.raises(ValueError, match=r"4 dimensions .* or 3 .*got shape \(4, 6\)"):
-        conv(torch.randn(4, 6))
-    with pytest.raises(TypeError, match=r"floating point; got torch.int64: call input.float"):
-        linear(torch.ones(2, 4, dtype=torch.int64))
+@pytest.mark.parametrize(("kind", "options", "given", "error", "told"), BAD_INPUT)
+def test_bad_input_is_refused_as_the_similarity_layers_do(name, kind, options, given, error, told):
+    with pytest.raises(error, match=f"^{name}{kind}: .*{told}"):
+        build(name, kind, **options)(given())
+
+
+BAD_ARGUMENTS = [
+    ("Linear", {"inputs": 0}, ValueError, "in_features must be a positive int, got 0; pass 1 or"),
+    ("Linear", {"outputs": 2.5}, ValueError, "out_features must be a positive int, got 2.5"),
+    ("Linear", {"dtype": torch.complex64}, TypeError, "dtype must be floating .*torch.complex64"),
+    ("Linear", {"dtype": torch.int32}, TypeError, "dtype must be floating point .*torch.int32"),
+    ("Linear", {"affine": "yes"}, TypeError, "affine must be True or False, got 'yes'; True for"),
+    ("Conv1d", {"inputs": True}, ValueError, "in_channels must be a positive int, got True"),
+    ("Conv2d", {"kernel_size": 0}, ValueError, "kernel_size must be at least 1, got 0"),
+    ("Conv2d", {"kernel_size": (3, 3, 3)}, ValueError, "kernel_size must be an int or 2 ints"),
+    ("Conv2d", {"kernel_size": "3"}, TypeError, "kernel_size must be an int or 2 ints, got '3'"),
+    ("Conv2d", {"stride": 0}, ValueError, "stride must be at least 1, got 0; pass 1 or more"),
+    ("Conv2d", {"dilation": -1}, ValueError, "dilation must be at least 1, got -1"),
+    ("Conv3d", {"padding": -1}, ValueError, "padding must be at least 0, got -1"),
+    ("Conv1d", {"padding": "full"}, ValueError, 'padding must be ints, "same" or "valid"'),
+    ("Conv1d", {"padding": "same", "stride": 2}, ValueError, 'padding="same" needs stride 1'),
+    ("Conv2d", {"groups": 0}, ValueError, "groups must be a positive int, got 0"),
+    ("Conv2d", {"groups": 3}, ValueError, r"groups must divide in_channels \(4\), got 3"),
+    ("Conv2d", {"groups": 4}, ValueError, r"groups must divide out_channels \(6\), got 4"),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("kind", "options", "error", "told"), BAD_ARGUMENTS)
+def test_bad_arguments_are_refused_as_the_similarity_layers_do(name, kind, options, error, told):
+    with pytest.raises(error, match=f"^{name}{kind}: {told}"):
+        build(name, kind, **options)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sizes_may_be_of_any_kind_of_int(name):
+    block = build(name, "Conv2d", kernel_size=[np.int64(3)], stride=np.int32(1), padding=[1, 1])
+    assert block(sample("Conv2d")).shape == (5, 6, 6, 6)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,6 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cosnorm.checks import (
+    check_counts,
+    check_dtype,
+    check_groups,
+    check_margins,
+    check_tensors,
+    conv_padding,
+    conv_sizes,
+    sizes,
+)
 from cosnorm.nn.scale import LearnScale, add_scale, check_activation, describe, reset_scale
 
 Size = int | tuple[int, ...]
@@ -27,6 +37,11 @@ class Block(nn.Module):
 
     def _complete(self, affine: bool, scale: Any, learn_scale: Any, activation: Any) -> None:
         check_activation(self, activation)
+        if not isinstance(affine, bool):
+            raise TypeError(
+                f"{type(self).__name__}: affine must be True or False, got {affine!r}; "
+                "True for a learned gain and shift"
+            )
         self.activation = activation
         self.affine = affine
         place = {"device": self.weight.device, "dtype": self.weight.dtype}
@@ -43,7 +58,7 @@ class Block(nn.Module):
             self._reset_norm()
 
     def forward(self, input: Tensor) -> Tensor:
-        _check(input, self.weight, self.dimensions, self.groups)
+        self._check(input)
         y = self._normalised(input)
         if isinstance(self.scale, Tensor):
             y = y * self._per_output(self.scale, y)
@@ -57,6 +72,10 @@ class Block(nn.Module):
 
     def _per_output(self, values: Tensor, like: Tensor) -> Tensor:
         return values.to(like.dtype).view(-1, *[1] * self.dimensions)
+
+    def _check(self, input: Tensor) -> None:
+        """Refuse, by the rules of the similarity layers, an input that this one cannot take."""
+        raise NotImplementedError
 
     def _add_norm(self, affine: bool) -> None:
         raise NotImplementedError
@@ -72,22 +91,6 @@ class Block(nn.Module):
 
     def _normalised(self, input: Tensor) -> Tensor:
         raise NotImplementedError
-
-
-def _check(input: Tensor, weight: Tensor, dimensions: int, groups: int) -> None:
-    """Raise, with the rule and the value, where torch's layer could not take the input."""
-    shape = tuple(input.shape)
-    if not input.is_floating_point():
-        raise TypeError(f"input must be floating point; got {input.dtype}: call input.float()")
-    if dimensions and len(shape) not in (dimensions + 1, dimensions + 2):
-        raise ValueError(
-            f"input must have {dimensions + 2} dimensions (batch, channels, {dimensions} of space) "
-            f"or {dimensions + 1} without the batch; got shape {shape}"
-        )
-    wanted = weight.shape[1] * groups
-    if not shape or shape[-1 - dimensions] != wanted:
-        entries = f"{wanted} channels" if dimensions else f"{wanted} features, its last dimension"
-        raise ValueError(f"input must have {entries}; got shape {shape}")
 
 
 class LinearBlock(Block):
@@ -107,8 +110,21 @@ class LinearBlock(Block):
         learn_scale: LearnScale = False,
         activation: Literal["relu"] | None = None,
     ) -> None:
+        name = type(self).__name__
+        check_counts(name, in_features=in_features, out_features=out_features)
+        check_dtype(name, dtype)
         super().__init__(in_features, out_features, bias, device, dtype)
         self._complete(affine, scale, learn_scale, activation)
+
+    def _check(self, input: Tensor) -> None:
+        name, weight = type(self).__name__, self.weight
+        check_tensors(name, input, weight, self.bias, weight_dims=2)
+        if input.dim() == 0 or input.shape[-1] != weight.shape[1]:
+            raise ValueError(
+                f"{name}: the last dimension of input must equal that of weight, but input is "
+                f"{tuple(input.shape)} and weight {tuple(weight.shape)}; give each row "
+                f"{weight.shape[1]} features"
+            )
 
     def _product(self, input: Tensor, weight: Tensor) -> Tensor:
         return F.linear(input, weight, self.bias)
@@ -118,6 +134,12 @@ class LinearBlock(Block):
 
 
 class ConvBlock(Block):
+    stride: tuple[int, ...]
+    padding: str | tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding_mode: Padding
+    _reversed_padding_repeated_twice: list[int]
+
     def __init__(
         self,
         in_channels: int,
@@ -137,9 +159,31 @@ class ConvBlock(Block):
         learn_scale: LearnScale = False,
         activation: Literal["relu"] | None = None,
     ) -> None:
-        place = (kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype)
+        name = type(self).__name__
+        check_counts(name, in_channels=in_channels, out_channels=out_channels)
+        check_dtype(name, dtype)
+        check_groups(name, groups, "in_channels", in_channels)
+        check_groups(name, groups, "out_channels", out_channels)
+        kernel, step, spread = (
+            tuple(sizes(name, label, size, self.dimensions, 1))
+            for label, size in {
+                "kernel_size": kernel_size,
+                "stride": stride,
+                "dilation": dilation,
+            }.items()
+        )
+        margin = conv_padding(name, padding, self.dimensions, step)
+        place = (kernel, step, margin, spread, groups, bias, padding_mode, device, dtype)
         super().__init__(in_channels, out_channels, *place)
         self._complete(affine, scale, learn_scale, activation)
+
+    def _check(self, input: Tensor) -> None:
+        name, weight, groups, dims = type(self).__name__, self.weight, self.groups, self.dimensions
+        check_tensors(name, input, weight, self.bias, weight_dims=dims + 2, groups=groups)
+        if self.padding_mode != "zeros":
+            margins = self._reversed_padding_repeated_twice
+            check_margins(name, dims, input, weight.shape[1] * groups, margins, self.padding_mode)
+        conv_sizes(name, dims, input, weight, self.stride, self.padding, self.dilation, groups)
 
     def _product(self, input: Tensor, weight: Tensor) -> Tensor:
         return self._conv_forward(input, weight, self.bias)  # pyright: ignore[reportCallIssue]
