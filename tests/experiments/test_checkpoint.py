@@ -1,5 +1,8 @@
+import re
+
 import pytest
 import torch
+from experiment_cases import config_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +24,7 @@ TENSORS = {
 }
 STATE = {"seconds": 1.5, "data": {"classes": ["a", "ü"]}}
 CONTENT = seal(TENSORS, STATE)
+CONFIG = config_for()
 
 
 def test_what_goes_in_comes_out():
@@ -71,30 +75,68 @@ def test_other_files_are_no_checkpoints():
 def test_the_last_two_are_kept(tmp_path):
     storage = LocalStorage(tmp_path)
     for step in (1, 20, 300):
-        save_checkpoint(storage, step, {"x": torch.tensor(step)}, {})
+        save_checkpoint(storage, step, {"x": torch.tensor(step)}, {}, CONFIG)
     names = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
     assert names == ["step-0000000020.safetensors", "step-0000000300.safetensors"]
-    found, warnings = load_checkpoint(storage)
+    found, warnings = load_checkpoint(storage, CONFIG)
     assert found is not None and warnings == []
     assert found[1]["step"] == 300
 
 
 def test_the_one_before_is_used(tmp_path):
     storage = LocalStorage(tmp_path)
-    assert load_checkpoint(storage) == (None, [])
+    assert load_checkpoint(storage, CONFIG) == (None, [])
     for step in (1, 2):
-        save_checkpoint(storage, step, {"x": torch.tensor(step)}, {})
+        save_checkpoint(storage, step, {"x": torch.tensor(step)}, {}, CONFIG)
     newest = tmp_path / "checkpoints" / "step-0000000002.safetensors"
     newest.write_bytes(newest.read_bytes()[:-1])
-    found, warnings = load_checkpoint(storage)
+    found, warnings = load_checkpoint(storage, CONFIG)
     assert found is not None and found[1]["step"] == 1
     assert len(warnings) == 1 and "0000000002.safetensors is damaged" in warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("stored", "told"),
+    [
+        (CONFIG.override(lr=0.25, seed=3).to_dict(), r"\(lr 0.25, now 1.0, seed 3, now 0\)"),
+        ({**CONFIG.to_dict(), "magic": 1}, r"\(unknown settings magic\)"),
+        ({"dataset": "clusters"}, r"\(the settings lack lr, method\)"),
+        ({**CONFIG.to_dict(), "lr": "fast"}, r"\(lr must be float; got 'fast'\)"),
+        (None, r"\(they cannot be read\)"),
+    ],
+)
+def test_one_of_other_settings_is_passed_over(tmp_path, stored, told):
+    storage = LocalStorage(tmp_path)
+    save_checkpoint(storage, 1, {"x": torch.tensor(1)}, {}, CONFIG)
+    name = "checkpoints/step-0000000002.safetensors"
+    storage.write(name, seal({"x": torch.tensor(2)}, {"step": 2, "config": stored}))
+    found, (warning,) = load_checkpoint(storage, CONFIG)
+    assert found is not None and found[1]["step"] == 1
+    assert re.search(rf"{name} is of a run with other settings .*{told}.* going back", warning)
+
+
+def test_one_written_before_settings_were_carried_is_taken(tmp_path):
+    storage = LocalStorage(tmp_path)
+    name = "checkpoints/step-0000000002.safetensors"
+    storage.write(name, seal({"x": torch.tensor(2)}, {"step": 2}))
+    found, (warning,) = load_checkpoint(storage, CONFIG)
+    assert found is not None and found[1]["step"] == 2
+    assert f"{name} does not say of which settings it is" in warning
+
+
+def test_settings_added_since_do_not_make_it_another_run(tmp_path):
+    storage = LocalStorage(tmp_path)
+    before = {k: v for k, v in CONFIG.to_dict().items() if k != "deterministic"}
+    content = seal({}, {"step": 2, "config": before})
+    storage.write("checkpoints/step-0000000002.safetensors", content)
+    found, warnings = load_checkpoint(storage, CONFIG)
+    assert found is not None and warnings == []
 
 
 def test_drop(tmp_path):
     storage = LocalStorage(tmp_path)
     for step in (1, 2):
-        save_checkpoint(storage, step, {"x": torch.tensor(step)}, {})
+        save_checkpoint(storage, step, {"x": torch.tensor(step)}, {}, CONFIG)
     drop_checkpoints(storage, after=1)
     assert storage.names("checkpoints/") == ["checkpoints/step-0000000001.safetensors"]
     drop_checkpoints(storage)

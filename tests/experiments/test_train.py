@@ -1,5 +1,6 @@
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from safetensors.torch import load as read_tensors
 from cosnorm.data import load
 from cosnorm.experiments.config import METHODS
 from cosnorm.experiments.errors import RunError
+from cosnorm.experiments.learner import Learner
 from cosnorm.experiments.presets import configure
 from cosnorm.experiments.run import run
 
@@ -199,6 +201,31 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, damage):
     assert "is damaged" in notes.warnings[0]
     assert notes.begun == [(0 if damage == "both" else 7, 24)]
     assert_same_result(tmp_path / "whole", tmp_path / "damaged")
+
+
+def test_a_checkpoint_of_another_run_is_passed_over_with_a_warning(tmp_path):
+    config, data = config_for(optimizer="momentum", lr=0.1), vector_data()
+    finished(config, data, tmp_path / "whole")
+    mine = stopped_twice(config, data, tmp_path / "mine")
+    other = config.override(lr=0.2, seed=5)
+    run(other, tmp_path / "other", dataset=data, stop=StopAfter(17))
+    shutil.copy(next((tmp_path / "other" / "checkpoints").iterdir()), mine)
+    notes = Notes()
+    finished(config, data, tmp_path / "mine", watcher=notes)
+    (warning,) = notes.warnings
+    told = "step-0000000017.safetensors is of a run with other settings (lr 0.2, now 0.1, seed 5"
+    assert told in warning
+    assert notes.begun == [(13, 24)]
+    assert_same_result(tmp_path / "whole", tmp_path / "mine")
+
+
+def test_a_state_of_another_shape_is_refused(tmp_path):
+    learner = Learner(config_for(), vector_data())
+    state = {name: tensor.clone() for name, tensor in learner.state().items()}
+    name = next(name for name in state if name.endswith("weight"))
+    state[name] = state[name][:1]  # which torch would copy to every row
+    with pytest.raises(ValueError, match=f"the state does not fit the network: {name}"):
+        learner.load(state)
 
 
 @pytest.mark.parametrize("damage", ["removed", "altered", "all"])

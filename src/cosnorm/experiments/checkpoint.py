@@ -3,6 +3,9 @@
 A checkpoint is one safetensors file. Its metadata holds the small part of the state as JSON, and a
 SHA-256 over that and every byte of the tensors: truncation, alteration and a wrong file are found
 when it is read, whatever the storage promised. Two are kept, so that one is always whole.
+
+The state holds the settings of the run too: a checkpoint that was copied in from another run is
+passed over, even where its tensors would fit.
 """
 
 import hashlib
@@ -13,7 +16,9 @@ from typing import Any
 
 from torch import Tensor
 
-from cosnorm.experiments.errors import RunError
+from cosnorm.experiments.config import Config
+from cosnorm.experiments.errors import ConfigError, RunError
+from cosnorm.experiments.record import differences
 from cosnorm.experiments.storage import Storage
 
 _FOLDER = "checkpoints/step-"
@@ -65,25 +70,58 @@ def _digest(header: Mapping[str, Any], state: str, data: memoryview) -> str:
 
 
 def save_checkpoint(
-    storage: Storage, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]
+    storage: Storage,
+    step: int,
+    tensors: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+    config: Config,
 ) -> None:
-    """Write the state at `step`; then, and only then, remove all but the last two."""
-    storage.write(f"{_FOLDER}{step:010d}.safetensors", seal(tensors, {**state, "step": step}))
+    """Write the state of `config`'s run at `step`; then, and only then, all but the last two go."""
+    told = {**state, "step": step, "config": config.to_dict()}
+    storage.write(f"{_FOLDER}{step:010d}.safetensors", seal(tensors, told))
     for name in storage.names(_FOLDER)[:-_KEPT]:
         storage.delete(name)
 
 
 def load_checkpoint(
-    storage: Storage,
+    storage: Storage, config: Config
 ) -> tuple[tuple[dict[str, Tensor], dict[str, Any]] | None, list[str]]:
-    """The last whole checkpoint, or None; and a warning for each damaged one passed over."""
+    """The last whole checkpoint of `config`'s run, or None; and what there is to warn of.
+
+    One that is damaged, or of other settings, is passed over. One that does not say its settings,
+    as earlier versions wrote it, is taken: the folder is that of `config`.
+    """
     warnings: list[str] = []
     for name in reversed(storage.names(_FOLDER)):
+        place = f"{storage.label}/{name}"
         try:
-            return unseal(storage.read(name) or b""), warnings
+            tensors, state = unseal(storage.read(name) or b"")
         except DamagedCheckpoint as error:
-            warnings.append(f"{storage.label}/{name} is damaged: {error}; going back before it")
+            warnings.append(f"{place} is damaged: {error}; going back before it")
+            continue
+        if "config" not in state:
+            warnings.append(
+                f"{place} does not say of which settings it is, as earlier versions wrote it; it "
+                "is taken for this run's"
+            )
+        elif other := _other_settings(state["config"], config):
+            warnings.append(
+                f"{place} is of a run with other settings ({other}) and not used; going back "
+                "before it"
+            )
+            continue
+        return (tensors, state), warnings
     return None, warnings
+
+
+def _other_settings(stored: Any, config: Config) -> str:
+    """In what stored settings differ from `config`; nothing where they do not."""
+    if not isinstance(stored, dict):
+        return "they cannot be read"
+    try:
+        return differences(Config.from_dict(stored), config)
+    except ConfigError as error:
+        return str(error)
 
 
 def drop_checkpoints(storage: Storage, after: int = -1) -> None:

@@ -153,9 +153,9 @@ class Learner:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over a state in place."""
         state = self.state()
-        if state.keys() != tensors.keys():
-            odd = ", ".join(sorted(state.keys() ^ tensors.keys()))
-            raise ValueError(f"the state does not fit the network: {odd}")
+        known, given = ({k: v.shape for k, v in each.items()} for each in (state, tensors))
+        if odd := sorted({name for name, _ in known.items() ^ given.items()}):
+            raise ValueError(f"the state does not fit the network: {', '.join(odd)}")
         for name, tensor in state.items():
             tensor.copy_(tensors[name])
 

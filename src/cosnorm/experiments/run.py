@@ -167,7 +167,7 @@ def load_run(path: str | Path, *, averaged: bool = True) -> LoadedRun:
         raise RunError(
             f"{path} is no run folder: it has no config.json; `cosnorm train` writes one"
         )
-    tensors, data = _parameters(folder, averaged)
+    tensors, data = _parameters(folder, config, averaged)
     shape, classes = tuple(data["sample_shape"]), tuple(data["classes"])
     network = network_for(config, shape, len(classes))
     network.load_state_dict(tensors)
@@ -176,7 +176,9 @@ def load_run(path: str | Path, *, averaged: bool = True) -> LoadedRun:
     return LoadedRun(config, network.eval(), classes, shape, kind, folder.summary(), dtype)
 
 
-def _parameters(folder: RunFolder, averaged: bool) -> tuple[dict[str, "Tensor"], dict[str, Any]]:
+def _parameters(
+    folder: RunFolder, config: Config, averaged: bool
+) -> tuple[dict[str, "Tensor"], dict[str, Any]]:
     """Final parameters, or those of the last checkpoint of a run that is not over."""
     from cosnorm.experiments.checkpoint import DamagedCheckpoint, load_checkpoint, unseal
 
@@ -188,7 +190,7 @@ def _parameters(folder: RunFolder, averaged: bool) -> tuple[dict[str, "Tensor"],
             except DamagedCheckpoint as error:
                 raise RunError(f"{folder.storage.label}/{name} is damaged: {error}") from error
             return tensors, state["data"]
-    found, _ = load_checkpoint(folder.storage)
+    found, _ = load_checkpoint(folder.storage, config)
     if found is None:
         raise RunError(
             f"{folder.storage.label} has no parameters: neither model.safetensors nor a checkpoint"

@@ -95,7 +95,7 @@ class Session:
 
     def restore(self) -> None:
         """Take over the last whole checkpoint, and bring the folder to the state of its step."""
-        found, warnings = load_checkpoint(self.folder.storage)
+        found, warnings = load_checkpoint(self.folder.storage, self.config)
         for warning in warnings:
             self.watcher.warning(warning)
         seconds = 0.0
@@ -141,7 +141,8 @@ class Session:
         self.learner.wait()  # for training, which is not what saving costs
         with self.clock.saving():
             state = {"format": 1, "seconds": self.clock.seconds(), "data": self.data}
-            save_checkpoint(self.folder.storage, self.step, self.learner.state(), state)
+            tensors = self.learner.state()
+            save_checkpoint(self.folder.storage, self.step, tensors, state, self.config)
 
     def evaluate(self) -> bool:
         """Add a line to the metrics; training goes on as if nothing had been asked.
