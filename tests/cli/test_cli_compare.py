@@ -89,6 +89,38 @@ def test_export_and_predict(compared, tmp_path):
     assert names == {"model.onnx", "model.safetensors", "labels.json"}
 
 
+def test_a_file_that_cannot_be_classified_has_its_line_and_the_code_is_1(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    np = pytest.importorskip("numpy")
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 4, 4), dtype=np.uint8)
+    half = {"x_train": pixels, "y_train": [0, 1] * 4, "x_test": pixels, "y_test": [0, 1] * 4}
+    np.savez(tmp_path / "own.npz", **half)
+    run = tmp_path / "run"
+    trained = cosnorm(
+        *("train", "--dataset", tmp_path / "own.npz", "--method", "cosine", "--epochs", 1),
+        *("--width", 8, "--out", run),
+    )
+    assert trained.returncode == 0
+    (tmp_path / "images").mkdir()
+    for name in "ac":
+        image.fromarray(pixels[0]).save(tmp_path / "images" / f"{name}.png")
+    (tmp_path / "images" / "b.png").write_bytes(b"junk")
+    told = cosnorm("predict", run, tmp_path / "images")
+    assert told.returncode == 1
+    assert is_one_readable_line(told.stderr)
+    assert "1 of the files is not classified, first " in told.stderr
+    assert "b.png: not an image" in told.stderr
+    lines = [line.split("\t") for line in told.stdout.splitlines()]
+    assert lines[1] == [str(tmp_path / "images" / "b.png"), "-", "-"]
+    assert lines[0][1:] == lines[2][1:] != lines[1][1:]
+    told = cosnorm("predict", run, tmp_path / "images", "--json")
+    assert told.returncode == 1
+    rows = [json.loads(line) for line in told.stdout.splitlines()]
+    assert rows[1]["class"] is rows[1]["probability"] is None
+    assert "b.png: not an image" in rows[1]["error"]
+    assert rows[0].keys() == rows[2].keys() == {"name", "class", "probability"}
+
+
 def test_the_papers_five_methods_unless_named():
     assert PAPER_METHODS == ("pearson", "cosine", "batch", "weight", "layer")
 

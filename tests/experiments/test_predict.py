@@ -31,9 +31,9 @@ def test_arrays(image_run, tmp_path, kind):
     else:
         np.savez(path, **{kind: rows})
     predicted = list(predict_file(image_run, path))
-    assert [name for name, _, _ in predicted] == [str(i) for i in range(len(rows))]
-    assert [label for _, label, _ in predicted] == load_run(image_run).predict(rows)
-    assert all(1 / 3 <= probability <= 1 for _, _, probability in predicted)
+    assert [row.name for row in predicted] == [str(i) for i in range(len(rows))]
+    assert [row.label for row in predicted] == load_run(image_run).predict(rows)
+    assert all(1 / 3 <= row.probability <= 1 for row in predicted)
 
 
 def test_images(image_run, tmp_path):
@@ -42,9 +42,9 @@ def test_images(image_run, tmp_path):
     for i in range(3):
         image.fromarray(rows[i, 0]).save(tmp_path / f"{i}.png")
     predicted = list(predict_file(image_run, tmp_path))
-    assert [label for _, label, _ in predicted] == load_run(image_run).predict(rows[:3])
-    ((name, label, _),) = predict_file(image_run, tmp_path / "1.png")
-    assert (name, label) == (str(tmp_path / "1.png"), predicted[1][1])
+    assert [row.label for row in predicted] == load_run(image_run).predict(rows[:3])
+    (row,) = predict_file(image_run, tmp_path / "1.png")
+    assert row == (str(tmp_path / "1.png"), *predicted[1][1:])
 
 
 def test_colour_and_size_are_brought_to_those_of_training(image_run, tmp_path):
@@ -82,14 +82,14 @@ def test_integers_are_pixels_for_images_and_numbers_for_the_rest(image_run, vect
     rows = image_data().test.x.numpy()
     np.save(tmp_path / "wide.npy", rows.astype(np.int64))
     expected = load_run(image_run).predict(rows)
-    assert [row[1] for row in predict_file(image_run, tmp_path / "wide.npy")] == expected
+    assert [row.label for row in predict_file(image_run, tmp_path / "wide.npy")] == expected
     np.save(tmp_path / "over.npy", rows.astype(np.int64) + 200)
     with pytest.raises(DataError, match=r"over\.npy: pixels must be whole .*; got 200 to"):
         list(predict_file(image_run, tmp_path / "over.npy"))
     numbers = np.full((2, 6), 300)
     np.save(tmp_path / "numbers.npy", numbers)
     expected = load_run(vector_run).predict(numbers.astype(np.float32))
-    assert [row[1] for row in predict_file(vector_run, tmp_path / "numbers.npy")] == expected
+    assert [row.label for row in predict_file(vector_run, tmp_path / "numbers.npy")] == expected
 
 
 def own_file(path, kind):
@@ -123,12 +123,12 @@ def test_the_file_that_trained_a_run_is_read_the_same_way(tmp_path, kind):
     config = config_for("none", lr=0.1, bias=True, width=16).override(dataset=str(path))
     errors = run(config, tmp_path / "run").summary["final_test_error"]
     labels = np.load(path)["y_test"].tolist()
-    predicted = [int(label) for _, label, _ in predict_file(tmp_path / "run", path)]
+    predicted = [int(row.label) for row in predict_file(tmp_path / "run", path)]
     wrong = sum(a != b for a, b in zip(predicted, labels, strict=True))
     assert 100 * wrong / len(labels) == errors
     data = load(path)
     probabilities = load_run(tmp_path / "run").probabilities(data.test.x).max(1).values
-    told = [probability for _, _, probability in predict_file(tmp_path / "run", path)]
+    told = [row.probability for row in predict_file(tmp_path / "run", path)]
     assert told == pytest.approx(probabilities.tolist(), rel=1e-6)
 
 
@@ -155,6 +155,17 @@ def test_pictures_of_sixteen_bits_are_refused_as_in_training(image_run, tmp_path
     image.fromarray(np.full((8, 8), 40_000, np.uint16)).save(tmp_path / "deep.png")
     with pytest.raises(DataError, match=r"deep\.png: more than 8 bits a pixel; save it with 8"):
         list(predict_file(image_run, tmp_path / "deep.png"))
+
+
+def test_a_bad_image_of_a_folder_does_not_keep_the_others_from_their_classes(image_run, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    for name in ("a", "c"):
+        image.new("L", (8, 8)).save(tmp_path / f"{name}.png")
+    (tmp_path / "b.png").write_bytes(b"junk")
+    first, second, third = predict_file(image_run, tmp_path)
+    assert first.label == third.label is not None
+    assert second[:3] == (str(tmp_path / "b.png"), None, None)
+    assert "b.png: not an image that can be read" in second.error
 
 
 def test_a_folder_with_the_name_of_an_image_is_passed_over(image_run, tmp_path):

@@ -53,18 +53,18 @@ def test_texts(text_run, tmp_path):
     (tmp_path / "deeper" / "a.txt").write_text("From: x\nSubject: moon\n\nbread, cheese and salad")
     (tmp_path / "note").write_text("the engine and the brake")
     predicted = list(predict_file(text_run, tmp_path))
-    assert [(os.path.basename(name), label) for name, label, _ in predicted] == [
+    assert [(os.path.basename(row.name), row.label) for row in predicted] == [
         ("b.txt", "sci.space"),
         ("a.txt", "talk.food"),
     ]
-    ((name, label, probability),) = predict_file(text_run, tmp_path / "note")
-    assert (name, label) == (str(tmp_path / "note"), "rec.autos")
-    assert 1 / 3 < probability <= 1
+    (row,) = predict_file(text_run, tmp_path / "note")
+    assert (row.name, row.label) == (str(tmp_path / "note"), "rec.autos")
+    assert 1 / 3 < row.probability <= 1
 
 
 def test_a_text_is_classified_as_its_row_is(text_run, news, tmp_path):
     (tmp_path / "one.txt").write_text("orbit orbit wheel bread")
-    ((_, label, probability),) = predict_file(text_run, tmp_path / "one.txt")
+    ((_, label, probability, _),) = predict_file(text_run, tmp_path / "one.txt")
     loaded = load_run(text_run)
     if loaded.config.tfidf == "raw":
         row = news.text.rows([b"orbit orbit wheel bread"])
@@ -89,6 +89,25 @@ def test_bad_texts_are_named(text_run, tmp_path, name, content, message):
         (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
         list(predict_file(text_run, tmp_path / name))
+
+
+def test_a_bad_text_of_a_folder_does_not_keep_the_others_from_their_classes(text_run, tmp_path):
+    texts = {"a": b"orbit moon", "b": b"quux", "c": "moon".encode("utf-16"), "d": b"brake wheel"}
+    for name, content in texts.items():
+        (tmp_path / f"{name}.txt").write_bytes(content)
+    rows = list(predict_file(text_run, tmp_path))
+    assert [row.name for row in rows] == [str(tmp_path / f"{name}.txt") for name in texts]
+    assert [row.label for row in rows] == ["sci.space", None, None, "rec.autos"]
+    assert [row.probability is None for row in rows] == [row.error is not None for row in rows]
+    assert "b.txt: none of its words is among the 1" in rows[1].error
+    assert "c.txt: not a text file" in rows[2].error
+    (alone,) = predict_file(text_run, tmp_path / "d.txt")
+    assert alone.probability == pytest.approx(rows[3].probability, rel=1e-6)
+
+
+def test_a_folder_of_strange_texts_only(text_run, tmp_path):
+    (tmp_path / "a.txt").write_text("quux")
+    assert [row.label for row in predict_file(text_run, tmp_path)] == [None]
 
 
 def test_a_folder_without_texts(text_run, tmp_path):

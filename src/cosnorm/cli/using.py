@@ -64,15 +64,25 @@ def predict(
     averaged: Annotated[bool, typer.Option(help="The moving average, if there is one.")] = True,
     json: Json = False,
 ) -> None:
-    """Classify with a run's network: a line for each row, with class and probability."""
+    """Classify with a run's network: a line for each row, with class and probability.
+
+    A file of a folder that cannot be classified has a line too, with - for class and probability
+    (--json: null, and the error), and the exit code is 1 after the others.
+    """
     from cosnorm.experiments.predict import predict_file
 
-    for name, label, probability in predict_file(run, file, averaged=averaged):
+    errors = []
+    for row in predict_file(run, file, averaged=averaged):
+        errors += [row.error] if row.error else []
         if json:
-            told = {"name": name, "class": label, "probability": probability}
-            typer.echo(json_format.dumps(told))
+            told = {"name": row.name, "class": row.label, "probability": row.probability}
+            typer.echo(json_format.dumps(told | ({"error": row.error} if row.error else {})))
         else:
-            typer.echo(f"{name}\t{label}\t{probability:.4f}")
+            probability = "-" if row.probability is None else f"{row.probability:.4f}"
+            typer.echo(f"{row.name}\t{row.label or '-'}\t{probability}")
+    if errors:
+        number = f"{len(errors)} of the files " + ("is" if len(errors) == 1 else "are")
+        raise fail(f"{number} not classified, first {errors[0]}", FAILED)
 
 
 @readable

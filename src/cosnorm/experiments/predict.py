@@ -3,13 +3,15 @@
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
 import torch
 
+from cosnorm.data import take
 from cosnorm.data.errors import DataError, require
-from cosnorm.data.text import without_head
+from cosnorm.data.text import TextFeatures, without_head
 from cosnorm.experiments.errors import RunError
 from cosnorm.experiments.run import LoadedRun, load_run
 from cosnorm.experiments.storage import LocalStorage, Storage
@@ -19,9 +21,26 @@ _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".
 _ARRAYS = (".npy", ".npz")
 
 
+class Prediction(NamedTuple):
+    """What became of one row: a class and its probability, or the error that kept it from one."""
+
+    name: str
+    label: str | None
+    probability: float | None
+    error: str | None = None
+
+
+class _Part(NamedTuple):
+    """Some rows of a file or folder: every name in order, those with an error without a row."""
+
+    names: list[str]
+    rows: torch.Tensor | None
+    errors: dict[str, str]
+
+
 def predict_file(
     run: str | Path, file: str | Path, *, averaged: bool = True
-) -> Iterator[tuple[str, str, float]]:
+) -> Iterator[Prediction]:
     """A name, a class and its probability for each row of the file.
 
     file: an image, a folder of images, an .npy of rows, or an .npz with rows under `x`, `x_test`,
@@ -30,6 +49,9 @@ def predict_file(
     channels of the training images.
     For a run on documents: a text file, one document, or a folder of .txt files. The head of a post
     is left out, as it was in training.
+
+    A file that cannot be classified is a `DataError`; in a folder it is a prediction without class,
+    whose `error` says why, and the others follow.
     """
     loaded, path = load_run(run, averaged=averaged), Path(file)
     kind = path.suffix.lower()
@@ -39,34 +61,54 @@ def predict_file(
         parts = _images(loaded, path)
     else:
         parts = _arrays(loaded, path)
-    for names, rows in parts:
-        best = loaded.probabilities(rows).max(1)
-        if best.values.isnan().any():
-            raise RunError(
-                f"{run}: its network gives no numbers, so it cannot classify; a run that has "
-                "diverged is trained anew with a lower learning rate"
-            )
-        numbers = zip(names, best.indices.tolist(), best.values.tolist(), strict=True)
-        yield from ((name, loaded.classes[k], p) for name, k, p in numbers)
+    for part in parts:
+        best = iter(() if part.rows is None else _best(run, loaded, part.rows))
+        for name in part.names:
+            error = part.errors.get(name)
+            yield Prediction(name, *(next(best) if error is None else (None, None)), error)
 
 
-def _texts(
-    run: LoadedRun, storage: Storage, path: Path
-) -> Iterator[tuple[list[str], torch.Tensor]]:
+def _best(run: str | Path, loaded: LoadedRun, rows: torch.Tensor) -> list[tuple[str, float]]:
+    best = loaded.probabilities(rows).max(1)
+    if best.values.isnan().any():
+        raise RunError(
+            f"{run}: its network gives no numbers, so it cannot classify; a run that has "
+            "diverged is trained anew with a lower learning rate"
+        )
+    labels = [loaded.classes[k] for k in best.indices.tolist()]
+    return list(zip(labels, best.values.tolist(), strict=True))
+
+
+def _texts(run: LoadedRun, storage: Storage, path: Path) -> Iterator[_Part]:
     text = read_vocabulary(storage, run.sample_shape[0])
     files = sorted(p for p in path.rglob("*.txt") if p.is_file()) if path.is_dir() else [path]
     if not files:
         raise DataError(f"{path}: no .txt file in this folder")
     for start in range(0, len(files), 100):
-        part = files[start : start + 100]
-        rows = text.rows([_document(file) for file in part])
-        for file, count in zip(part, rows.crow_indices().diff().tolist(), strict=True):
-            if count == 0:
-                raise DataError(
-                    f"{file}: none of its words is among the {len(text.words):,} that the run "
-                    "knows; leave it out"
-                )
-        yield list(map(str, part)), rows
+        part = _documents(text, files[start : start + 100])
+        if part.errors and not path.is_dir():
+            raise DataError(part.errors[str(path)])
+        yield part
+
+
+def _documents(text: TextFeatures, files: list[Path]) -> _Part:
+    documents: dict[str, bytes] = {}
+    errors: dict[str, str] = {}
+    for file in files:
+        try:
+            documents[str(file)] = _document(file)
+        except DataError as error:
+            errors[str(file)] = str(error)
+    rows = text.rows(list(documents.values()))
+    known = rows.crow_indices().diff() > 0
+    for name, is_known in zip(documents, known.tolist(), strict=True):
+        if not is_known:
+            errors[name] = (
+                f"{name}: none of its words is among the {len(text.words):,} that the run knows; "
+                "leave it out"
+            )
+    chosen = take(rows, known.nonzero().squeeze(1)) if known.any() else None
+    return _Part(list(map(str, files)), chosen, errors)
 
 
 def _document(path: Path) -> bytes:
@@ -81,7 +123,7 @@ def _document(path: Path) -> bytes:
     return without_head(content)
 
 
-def _images(run: LoadedRun, path: Path) -> Iterator[tuple[list[str], torch.Tensor]]:
+def _images(run: LoadedRun, path: Path) -> Iterator[_Part]:
     if run.kind != "image":
         raise DataError(f"{path}: the run was trained on rows of numbers, not on images")
     if run.dtype != "uint8":
@@ -95,12 +137,19 @@ def _images(run: LoadedRun, path: Path) -> Iterator[tuple[list[str], torch.Tenso
         files = [path]
     if not files:
         raise DataError(f"{path}: no image in this folder ({', '.join(_IMAGES)})")
-    for file in files:
-        yield [str(file)], _image(file, run.sample_shape)
-
-
-def _image(path: Path, shape: tuple[int, ...]) -> torch.Tensor:
     image_module = require("PIL.Image", "reading images")
+    for file in files:
+        name = str(file)
+        try:
+            part = _Part([name], _image(image_module, file, run.sample_shape), {})
+        except DataError as error:
+            if not path.is_dir():
+                raise
+            part = _Part([name], None, {name: str(error)})
+        yield part
+
+
+def _image(image_module: Any, path: Path, shape: tuple[int, ...]) -> torch.Tensor:
     channels, height, width = shape
     try:
         with image_module.open(path) as image:
@@ -117,7 +166,7 @@ def _image(path: Path, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.from_numpy(pixels.reshape(height, width, -1).transpose(2, 0, 1).copy())[None]
 
 
-def _arrays(run: LoadedRun, path: Path) -> Iterator[tuple[list[str], torch.Tensor]]:
+def _arrays(run: LoadedRun, path: Path) -> Iterator[_Part]:
     try:
         with open(path, "rb") as file:
             stored = np.load(file, allow_pickle=False)
@@ -135,7 +184,7 @@ def _arrays(run: LoadedRun, path: Path) -> Iterator[tuple[list[str], torch.Tenso
     rows = _channels_first(rows, run.sample_shape)
     for start in range(0, len(rows), 1000):
         part = _stored(path, rows[start : start + 1000], run)
-        yield [str(start + i) for i in range(len(part))], torch.from_numpy(part)
+        yield _Part([str(start + i) for i in range(len(part))], torch.from_numpy(part), {})
 
 
 def _channels_first(rows: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
