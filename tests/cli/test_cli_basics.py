@@ -88,6 +88,27 @@ def test_wrong_usage_is_2(tmp_path, arguments, told):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("name", ["linear", "sparse"])
+def test_help_after_a_benchmark_is_the_benchmarks(name):
+    told = cosnorm("bench", name, "--help")
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "--rounds" in told.stdout or "--repeats" in told.stdout
+    assert "its arguments follow" not in told.stdout
+
+
+def test_help_of_bench_itself():
+    told = cosnorm("bench", "--help")
+    assert told.returncode == 0
+    assert "its arguments follow" in told.stdout
+    assert "layers, linear, network, sparse, training" in told.stdout.replace("\n", " ")
+
+
+def test_an_argument_that_a_benchmark_does_not_have_is_2():
+    ended = cosnorm("bench", "linear", "--no-such-thing")
+    assert ended.returncode == 2
+    assert "--no-such-thing" in ended.stderr and "Traceback" not in ended.stderr
+
+
 def test_failure_is_1_and_one_line(tmp_path):
     missing = cosnorm(
         *("train", "--dataset", tmp_path / "no.npz", "--method", "cosine", "--epochs", 1),

@@ -25,8 +25,9 @@ app.command()(using.report)
 app.add_typer(datasets.app, name="data")
 app.command()(using.export)
 app.command()(using.predict)
-_anything = {"allow_extra_args": True, "ignore_unknown_options": True}
-app.command(context_settings=_anything)(using.bench)
+# What follows the name of a benchmark is the benchmark's, --help too.
+_from_the_name_on = {"allow_extra_args": True, "allow_interspersed_args": False}
+app.command(context_settings=_from_the_name_on)(using.bench)
 
 
 def _print_version(wanted: bool) -> None:

@@ -88,9 +88,12 @@ def predict(
 @readable
 def bench(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help=f"{', '.join(BENCHMARKS)}; then its arguments.")],
+    name: Annotated[str, typer.Argument(help=f"{', '.join(BENCHMARKS)}; its arguments follow.")],
 ) -> None:
-    """Measure speed: of layers, a network's step, sparse rows, or a whole run."""
+    """Measure speed: of layers, a network's step, sparse rows, or a whole run.
+
+    `cosnorm bench NAME --help` lists the arguments of a benchmark.
+    """
     if name not in BENCHMARKS:
         raise ConfigError(f"the benchmark must be one of {', '.join(BENCHMARKS)}; got {name!r}")
     code = import_module(f"cosnorm.benchmarks.{name}").main(list(context.args))
