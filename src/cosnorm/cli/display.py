@@ -1,6 +1,7 @@
 """What is seen of a run: a live line on a terminal, plain lines elsewhere, JSON for programs."""
 
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -15,7 +16,11 @@ def watcher_for(as_json: bool, name: str) -> Watcher:
     """The way of showing that fits where the output goes."""
     if as_json:
         return JsonLines(name)
-    return LiveLine(name) if sys.stdout.isatty() else PlainLines(name)
+    if sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):
+        from cosnorm.cli.live import LiveLine
+
+        return LiveLine(name)
+    return PlainLines(name)
 
 
 def counted(number: int, unit: str) -> str:
@@ -102,70 +107,3 @@ def closing(status: str, summary: Mapping[str, Any] | None) -> str:
         f"done, test error {percent(error)} over the last {last} "
         f"(last {percent(summary['final_test_error'])}), {took}"
     )
-
-
-class LiveLine:
-    """One line that moves: progress, rate, time left, train loss, test error."""
-
-    def __init__(self, name: str) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-        from rich.progress import TimeRemainingColumn as TimeLeft
-
-        self.name, self.console = name, Console()
-        self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[rate]}"),
-            TimeLeft(compact=True),
-            TextColumn("{task.fields[result]}"),
-            console=self.console,
-            expand=True,
-        )
-        self.rate = Rate()
-
-    def begin(self, config: Config, step: int, total: int, batch_size: int) -> None:
-        self.batch_size = batch_size
-        self.rate.mark(step)
-        self.task = self.progress.add_task(
-            self.name, completed=step, total=total, rate="", result=""
-        )
-        self.progress.start()
-
-    def step(self, step: int) -> None:
-        rate = self.rate.now(step)
-        if rate is not None:
-            told = f"{rate * self.batch_size:,.0f} examples/s"
-            self.progress.update(self.task, completed=step, rate=told)
-
-    def evaluation(self, evaluation: Mapping[str, Any]) -> None:
-        told = finite(evaluation)
-        loss = "NaN" if told["train_loss"] is None else f"{told['train_loss']:.4f}"
-        result = f"loss {loss}  test error {percent(told['test_error'])}"
-        self.progress.update(self.task, completed=told["step"], result=result)
-
-    def warning(self, text: str) -> None:
-        self.console.print(f"[yellow]warning:[/] {text}", highlight=False)
-
-    def end(self, status: str, summary: Mapping[str, Any] | None) -> None:
-        self.progress.stop()
-        self.console.print(f"{self.name}: {closing(status, summary)}", highlight=False)
-
-
-class Rate:
-    """Steps a second, asked at every step and answered four times a second."""
-
-    def __init__(self) -> None:
-        self.mark(0)
-
-    def mark(self, step: int) -> None:
-        self._step, self._time = step, time.monotonic()
-
-    def now(self, step: int) -> float | None:
-        elapsed = time.monotonic() - self._time
-        if elapsed < 0.25:
-            return None
-        rate = (step - self._step) / elapsed
-        self.mark(step)
-        return rate

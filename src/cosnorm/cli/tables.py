@@ -1,6 +1,7 @@
 """The table that ends a comparison, on the terminal or as JSON."""
 
 import json as json_format
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,8 @@ import typer
 from cosnorm.cli.display import percent
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from cosnorm.report import ReportFiles
 
 
@@ -47,18 +50,52 @@ def _rows(files: "ReportFiles") -> list[dict[str, Any]]:
 
 
 def _print_table(files: "ReportFiles") -> None:
-    from rich.console import Console
-    from rich.table import Table
+    """The table in the first form for which there is room.
 
-    rows = _rows(files)
-    has_paper = any(row["published"] is not None for row in rows)
-    table = Table("data", "method", "test error", "seeds", "diverged", *["paper"] * has_paper)
-    for row in rows:
-        error = "–" if row["test_error_mean"] is None else percent(row["test_error_mean"])
-        if row["test_error_deviation"] is not None:
-            error += f" ± {row['test_error_deviation']:.2f}"
-        paper = "" if row["published"] is None else percent(row["published"])
-        name = Path(row["dataset"]).name
-        counts = str(row["seeds"]), str(row["diverged"])
-        table.add_row(name, row["method"], error, *counts, *[paper] * has_paper)
-    Console().print(table)
+    What a narrow form lacks is its frame, counts that are all 0, and a name that all rows share.
+    """
+    from rich.console import Console
+
+    console, columns = Console(), _columns(_rows(files))
+    plain = {head for head, cells in columns.items() if set(cells) <= {"", "0"}}
+    alike = {"data"} if len(set(columns["data"])) == 1 else set()
+    forms = [(True, set()), (True, plain), (False, plain), (False, plain | alike)]
+    tables = [_table(columns, frame, left_out) for frame, left_out in forms]
+    room = console.options.update(width=1000)
+    fitting = (t for t in tables if console.measure(t, options=room).maximum <= console.width)
+    console.print(next(fitting, tables[-1]))
+
+
+def _table(columns: Mapping[str, list[str]], has_frame: bool, left_out: set[str]) -> "Table":
+    from rich.box import HEAVY_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=HEAVY_HEAD if has_frame else None, pad_edge=has_frame)
+    kept = {head: cells for head, cells in columns.items() if head not in left_out}
+    for head in kept:
+        table.add_column(head, overflow="fold")
+    for cells in zip(*kept.values(), strict=True):
+        table.add_row(*map(Text, cells))  # which takes no brackets in a name for markup
+    return table
+
+
+def _columns(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
+    columns = {
+        "data": [Path(row["dataset"]).name for row in rows],
+        "method": [row["method"] for row in rows],
+        "test error": [_error(row) for row in rows],
+        "seeds": [str(row["seeds"]) for row in rows],
+        "diverged": [str(row["diverged"]) for row in rows],
+    }
+    papers = [row["published"] for row in rows]
+    if any(paper is not None for paper in papers):
+        columns["paper"] = ["" if paper is None else percent(paper) for paper in papers]
+    return columns
+
+
+def _error(row: Mapping[str, Any]) -> str:
+    mean, deviation = row["test_error_mean"], row["test_error_deviation"]
+    if mean is None:
+        return "–"
+    return percent(mean) + ("" if deviation is None else f" ± {deviation:.2f}")
