@@ -1,7 +1,7 @@
 """What moves on a terminal while a run goes: one line where it fits, else two, at any width."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -97,7 +97,8 @@ def lines(task: Task, width: int, *, fold: bool = False) -> list[list[Cell]]:
         return [one]
     cropped = name.copy()
     cropped.truncate(max(1, width - 1 - done.cell_len), overflow="ellipsis")
-    heads = [name, bar, done, left], [name, done, left], [name, done], [cropped, done], [done]
+    heads: list[list[Cell]] = [[name, bar, done, left], [name, done, left], [name, done]]
+    heads += [[cropped, done], [done]]
     return [_first_that_fits(width, heads), _first_that_fits(width, results)]
 
 
@@ -107,7 +108,7 @@ def _filled(form: tuple[str, ...], fields: Mapping[str, Any]) -> list[Cell]:
     return [Text(part.format(**known)) for part in form if any(f"{{{k}" in part for k in known)]
 
 
-def _first_that_fits(width: int, choices: Sequence[list[Cell]]) -> list[Cell]:
+def _first_that_fits(width: int, choices: list[list[Cell]]) -> list[Cell]:
     fitting = (cells for cells in choices if _length(cells) <= width)
     return next(fitting, choices[-1])
 
