@@ -97,8 +97,10 @@ def lines(task: Task, width: int, *, fold: bool = False) -> list[list[Cell]]:
         return [one]
     cropped = name.copy()
     cropped.truncate(max(1, width - 1 - done.cell_len), overflow="ellipsis")
-    heads: list[list[Cell]] = [[name, bar, done, left], [name, done, left], [name, done]]
-    heads += [[cropped, done], [done]]
+    heads: list[list[Cell]] = [
+        *([name, bar, done, left], [name, done, left]),
+        *([name, done], [cropped, done], [done]),
+    ]
     return [_first_that_fits(width, heads), _first_that_fits(width, results)]
 
 
