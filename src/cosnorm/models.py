@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cosnorm.nn.methods import WITH_AFFINE, conv2d, linear
+from cosnorm.nn.sequential import Sequential
 from cosnorm.nn.sparse import SparseLinear
 
 
@@ -106,7 +107,7 @@ def vgg(
             f"{shape[1]}×{shape[2]}: use the network small_conv or mlp"
         )
     layers += _classifier(channels * math.prod(sides), (width, width), classes, recipe)
-    return _prepared(nn.Sequential(*layers), recipe)
+    return _prepared(Sequential(*layers), recipe)
 
 
 def small_conv(
@@ -129,7 +130,7 @@ def small_conv(
             f"small_conv needs images of 4×4 or more; got {shape[1]}×{shape[2]}: use mlp"
         )
     layers += _classifier(2 * channels * math.prod(sides), (width,), classes, recipe)
-    return _prepared(nn.Sequential(*layers), recipe)
+    return _prepared(Sequential(*layers), recipe)
 
 
 def _classifier(

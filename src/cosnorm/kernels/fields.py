@@ -14,9 +14,11 @@ import triton.language as tl
 
 @triton.jit
 def moments(x, mask, count, EXACT: tl.constexpr):
-    """(m, M2) of the rows of a tile over its `count` columns that are real."""
+    """(m, M2) of the rows of a tile over its `count` columns that are real; EXACT: all of them."""
     m = tl.sum(x, 1) / count
-    dev = tl.where(mask, x - m[:, None], 0.0)
+    dev = x - m[:, None]
+    if not EXACT:
+        dev = tl.where(mask, dev, 0.0)
     m2 = tl.sum(dev * dev, 1)
     if not EXACT:  # what rounding has left in the mean would pass for a signal
         drift = tl.sum(dev, 1) / count
@@ -32,7 +34,8 @@ def channels(
 ):  # fmt: skip
     """square: Σx², or M2 when centred; both maps are (batch, groups, space).
 
-    EXACT: depth is a power of two, so that a constant is its own mean to the last digit.
+    EXACT: depth is a power of two, so that tiles have no columns beyond it, and a constant is its
+    own mean to the last digit.
     """
     group = pid % groups
     pos = pid // groups * BP + tl.arange(0, BP)
