@@ -8,6 +8,7 @@ import pytest
 from cli_cases import ENVIRONMENT, PROGRAM, cosnorm, is_one_readable_line, own_data
 
 from cosnorm import __version__
+from cosnorm.experiments.config import Config
 
 
 def test_version_and_help():
@@ -36,6 +37,17 @@ def test_help_comes_at_once():
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert min(spent) < 0.5
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "reproduce", "data fetch"])
+def test_help_is_whole_in_80_columns(command):
+    told = cosnorm(*command.split(), "--help", env={"COLUMNS": "80"}).stdout
+    flags = set(re.findall(r"--[a-z-]+", told))
+    settings = {f"--{name.replace('_', '-')}" for name in Config.__dataclass_fields__}
+    if command == "train":
+        assert flags >= settings | {"--checkpoint-seconds", "--no-keep-checkpoints"}
+    assert "…" not in told and "..." not in told
+    assert max(map(len, told.splitlines())) <= 80
 
 
 def test_help_loads_neither_torch_nor_numpy():

@@ -14,6 +14,7 @@ app = typer.Typer(
     name="cosnorm",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # whose boxes cut the names of options short in 80 columns
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Compare normalisations inside the dot product with the usual ones, on real data.",
 )

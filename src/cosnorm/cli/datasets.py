@@ -16,13 +16,15 @@ DataDir = Annotated[
     Path | None, typer.Option(help="Where the data lies; else $COSNORM_DATA, else the cache.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON, for programs.")]
-Name = Annotated[str, typer.Argument(help="mnist, 20news, cifar10, cifar100 or svhn.")]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="mnist, 20news, cifar10, cifar100 or svhn.")
+]
 
 
 @app.command("list")
 @readable
 def list_sets(data_dir: DataDir = None, json: Json = False) -> None:
-    """Every data set that has a name, and how much of it is there."""
+    """Every named data set, and what of it is there."""
     from cosnorm.data import listing
 
     found = listing(data_dir)
@@ -39,12 +41,15 @@ def list_sets(data_dir: DataDir = None, json: Json = False) -> None:
 @readable
 def verify(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Sets; default: all that are there.")
+        list[str] | None, typer.Argument(metavar="NAME", help="Sets; default: all that are there.")
     ] = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Check every file against the publisher's checksums; exit code 1 if one is not whole."""
+    """Check files against the publisher's checksums.
+
+    Exit code 1 if one is not whole.
+    """
     from cosnorm.data import listing
     from cosnorm.data import verify as check
 
@@ -73,7 +78,10 @@ def fetch(
     extra: Annotated[bool, typer.Option(help="svhn: with the 1.3 GB of extra images.")] = True,
     json: Json = False,
 ) -> None:
-    """Download, check and unpack a published set; interrupted, run it again to go on."""
+    """Download, check and unpack a published set.
+
+    Interrupted, run it again to go on.
+    """
     from cosnorm.data import fetch as bring
 
     fetched = bring(name, data_dir, mirror=mirror, extra=extra, progress=_progress(json))

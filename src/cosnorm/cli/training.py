@@ -24,8 +24,11 @@ Dataset = Annotated[
     ),
 ]
 Out = Annotated[Path, typer.Option(help="Folder of the run, or of the comparison.")]
-Epochs = Annotated[int | None, typer.Option(min=1, help="Length in epochs.")]
-Steps = Annotated[int | None, typer.Option(min=1, help="Length in steps.")]
+Epochs = Annotated[
+    int | None,
+    typer.Option(min=1, help="Length in epochs; default: the paper's, digits 100, your own 50."),
+]
+Steps = Annotated[int | None, typer.Option(min=1, help="Length in steps, instead of epochs.")]
 Seeds = Annotated[int, typer.Option(min=1, help="Runs of each method, with seeds 0 to N-1.")]
 Methods = Annotated[
     str | None, typer.Option(help="Some of pearson,cosine,batch,weight,layer,none.")
@@ -52,7 +55,7 @@ def train(
     dataset: Dataset,
     method: Annotated[choice("method"), typer.Option(help="The normalisation.")],  # pyright: ignore
     out: Out,
-    epochs: Epochs = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Length in epochs.")] = None,
     steps: Steps = None,
     seed: Annotated[int, typer.Option(min=0, help="Decides everything random.")] = 0,
     data_dir: DataDir = None,
@@ -62,7 +65,10 @@ def train(
     keep_checkpoints: KeepCheckpoints = True,
     **settings: Any,
 ) -> None:
-    """Train one network; given again, go on where it stopped, or say that it is done."""
+    """Train one network.
+
+    Given again, go on where it stopped, or say that it is done.
+    """
     if (epochs is None) == (steps is None):
         raise ConfigError("give either --epochs or --steps")
     config = _configured(dataset, method, seed, epochs, steps, settings)
@@ -107,7 +113,10 @@ def compare(
     keep_checkpoints: KeepCheckpoints = True,
     **settings: Any,
 ) -> None:
-    """Train every method with every seed; then one table, one picture, one page."""
+    """Train every method with every seed.
+
+    Then one table, one picture, one page. Given again, go on where it stopped.
+    """
     _check_one_process()
     chosen = _methods(methods)
     configs = _all_configured(dataset, chosen, seeds, epochs, steps, settings)
@@ -120,7 +129,9 @@ def compare(
 @with_settings
 @readable
 def reproduce(
-    table: Annotated[str, typer.Argument(help="mnist, 20news, cifar10, cifar100, svhn or all.")],
+    table: Annotated[
+        str, typer.Argument(metavar="TABLE", help="mnist, 20news, cifar10, cifar100, svhn or all.")
+    ],
     out: Annotated[Path, typer.Option(help="Folder; runs go to OUT/TABLE/METHOD-seedK.")] = Path(
         "runs/reproduction"
     ),
@@ -135,7 +146,10 @@ def reproduce(
     keep_checkpoints: KeepCheckpoints = False,
     **settings: Any,
 ) -> None:
-    """Repeat the paper's tables by its protocol, and set what is measured beside what it says."""
+    """Repeat the paper's tables by its protocol.
+
+    Then set what is measured beside what the paper says. Given again, go on where it stopped.
+    """
     from cosnorm.data.errors import DataError
     from cosnorm.experiments.presets import PAPER
 

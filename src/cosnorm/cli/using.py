@@ -18,12 +18,14 @@ RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 
 @readable
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of them.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="Run folders, or folders of them.")
+    ],
     out: Annotated[Path | None, typer.Option(help="Default: report/ in the first folder.")] = None,
     title: Annotated[str | None, typer.Option(help="The page's heading.")] = None,
     json: Json = False,
 ) -> None:
-    """Write tables, figures and the HTML page for runs that are there."""
+    """Write tables, figures and the page for runs."""
     from cosnorm.report import write_report
 
     files = write_report(runs, out or runs[0] / "report", title=title)
@@ -41,7 +43,10 @@ def export(
     averaged: Annotated[bool, typer.Option(help="The moving average, if there is one.")] = True,
     json: Json = False,
 ) -> None:
-    """Write a run's network as ONNX and as safetensors, with the names of its classes."""
+    """Write a run's network as ONNX and safetensors.
+
+    The names of its classes go beside them, in labels.json.
+    """
     from cosnorm.experiments.export import export_run
 
     files = export_run(run, out or run / "export", averaged=averaged)
@@ -58,16 +63,18 @@ def predict(
     file: Annotated[
         Path,
         typer.Argument(
-            help="An image, a folder of images, .npy, .npz; 20news: text, a folder of .txt."
+            metavar="FILE",
+            help="An image, a folder of images, .npy, .npz; 20news: text, a folder of .txt.",
         ),
     ],
     averaged: Annotated[bool, typer.Option(help="The moving average, if there is one.")] = True,
     json: Json = False,
 ) -> None:
-    """Classify with a run's network: a line for each row, with class and probability.
+    """Classify with a run's network.
 
-    A file of a folder that cannot be classified has a line too, with - for class and probability
-    (--json: null, and the error), and the exit code is 1 after the others.
+    A line for each row: name, class, probability. A file of a folder that cannot be classified has
+    a line too, with - for class and probability (--json: null, and the error), and the exit code is
+    1 after the others.
     """
     from cosnorm.experiments.predict import predict_file
 
@@ -88,10 +95,13 @@ def predict(
 @readable
 def bench(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help=f"{', '.join(BENCHMARKS)}; its arguments follow.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help=f"{', '.join(BENCHMARKS)}; its arguments follow.")
+    ],
 ) -> None:
-    """Measure speed: of layers, a network's step, sparse rows, or a whole run.
+    """Measure speed.
 
+    Of layers, a network's step, sparse rows, or a whole run.
     `cosnorm bench NAME --help` lists the arguments of a benchmark.
     """
     if name not in BENCHMARKS:
