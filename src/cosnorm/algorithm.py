@@ -124,7 +124,7 @@ def _apart(
     """The product, and beside it the statistics of the fields."""
     found = steps.empty_fields(input, weight, geometry, centered, told)
     x = input.to(weight.weight.dtype)
-    with steps.beside(input.device) as side:
+    with steps.beside(input.device, "fields") as side:
         product = _product(x, weight.weight, weight.bias, geometry)
         with side:
             steps.fields_beside(input, weight, found, geometry, centered, told is not None)
@@ -248,7 +248,7 @@ def products_apart(
     input, weight, bias, _, prepared, step, geometry, _ = place
     product = (step.product, input.to(step.product.dtype), prepared.weight, geometry)
     out = steps.empty_grads(None, input, weight, bias)
-    with steps.beside(input.device) as side:
+    with steps.beside(input.device, "weights") as side:
         dx, _, _ = product_backward(*product, (True, False, False))
         with side:
             _, dw, db = product_backward(*product, (False, True, bias is not None))

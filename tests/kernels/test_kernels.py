@@ -320,7 +320,7 @@ def test_streams_side_by_side_do_not_race(weights, centered, monkeypatch):
 
     monkeypatch.setattr(launch, "apart", lambda input, weight: True)
     with monkeypatch.context() as patch:
-        patch.setattr(launch, "beside", lambda device: nullcontext(nullcontext()))
+        patch.setattr(launch, "beside", lambda device, what: nullcontext(nullcontext()))
         want = [t for x in batch for t in steps(x)]
     streams = [torch.cuda.Stream() for _ in batch]
     torch.cuda.synchronize()

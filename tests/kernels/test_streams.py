@@ -50,7 +50,7 @@ class Watch(TorchDispatchMode):
         return result
 
     @contextmanager
-    def beside(self, device):
+    def beside(self, device, what):
         self.born.clear()  # the second stream has been joined, and waits for the first now
         self.phase = "meanwhile"
         yield self._side()

@@ -125,7 +125,7 @@ def _prepare(
     mean, square = (prepared.stats, prepared.stats) if found is None else found[:2]
     w = prepared.weight if weight is None else dense_rows(weight)
     count = 0 if weight is None else w.shape[0]
-    block = tile("small", space, depth, sc) if found is None else pass_tile(x, space, depth, sc)
+    block = tile("small", space, depth, sc) if found is None else pass_tile("fields", x, depth, sc)
     programs = 0 if found is None else blocks(positions, block["BP"]) * groups
     fused.prepare[(programs + count,)](
         x, mean, square, w, bias, prepared.weight, prepared.bias, prepared.stats, prepared.total,

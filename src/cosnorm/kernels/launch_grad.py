@@ -53,7 +53,7 @@ def start_grad(
         prepared = empty_unit(weight, bias, centered, dtype)._replace(stats=kept.weight_stats)
     raw = prepared.rnorm is not None
     units = 0 if raw or kept.unit.numel() else w.shape[0]
-    block = pass_tile(y, space, width, sc)
+    block = pass_tile("grads", y, width, sc)
     programs = blocks(positions, block["BP"])
     partial = y.new_empty((programs, w.shape[0]) if need_scale else (0,), dtype=torch.float32)
     fused.start_grad[(programs * groups + units,)](
@@ -91,7 +91,7 @@ def link_grad(
     (space, positions), width = space_of(y), y.shape[1]
     g, field = torch.empty_like(y, dtype=dtype), torch.empty_like(kept.rnorm)
     prepared = _units_again(weight, bias, kept, centered, dtype)
-    block = pass_tile(y, space, width, sc)
+    block = pass_tile("grads", y, width, sc)
     inner = sizes("I", y.shape[2:])
     fused.link_grad[(blocks(positions, block["BP"]),)](
         dx0, y, kept.rnorm, prepared.stats, g, field, step.field, after.mean,
@@ -176,7 +176,7 @@ def _end_grad(
     w = dense_rows(weight)
     dv = w if dw is None else _like(dw, w)
     units = 0 if dw is None else w.shape[0]
-    block = tile("small", space, depth, gc) if dx is None else pass_tile(x, space, depth, gc)
+    block = tile("small", space, depth, gc) if dx is None else pass_tile("grads", x, depth, gc)
     programs = 0 if dx is None else blocks(positions, block["BP"]) * groups
     inner = sizes("I", x.shape[2:])
     new_x, new_w, new_b = out

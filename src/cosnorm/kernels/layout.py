@@ -16,7 +16,8 @@ MOST_ROW = 8192  # entries of a weight vector that are held at once
 _LARGE = 1 << 21  # elements from which a pass has tiles of its own
 _TILES = {  # elements of a tile, and warps of a program, as measured on an H200
     "small": (4096, 4),  # a launch serves fields and units, or windows and tiles
-    "fields": (1024, 1),
+    "fields": (2048, 1),
+    "grads": (1024, 1),
     "finish": (2048, 2),
 }
 
@@ -73,9 +74,10 @@ def tile(name: str, space: int, depth: int, channel_stride: int) -> dict[str, in
     return _tile(*_TILES[name], channel_stride == 1 or space == 1, depth)
 
 
-def pass_tile(x: Tensor, space: int, depth: int, channel_stride: int) -> dict[str, int]:
+def pass_tile(name: str, x: Tensor, depth: int, channel_stride: int) -> dict[str, int]:
     """The tile of a pass over x."""
-    return tile("fields" if x.numel() >= _LARGE else "small", space, depth, channel_stride)
+    space = x.shape[2:].numel()
+    return tile(name if x.numel() >= _LARGE else "small", space, depth, channel_stride)
 
 
 def space_of(x: Tensor) -> tuple[int, int]:
