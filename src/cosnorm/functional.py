@@ -104,7 +104,7 @@ def _apply(
     scale, *rest = tail
     input = autocast(input)
     bias = None if bias is None else bias.to(weight.dtype)  # they differ under autocast at most
-    if transforming():
+    if exporting() or transforming():
         return formula(input, weight, bias, scale, *geometry, *rest).output
     return getattr(torch.ops.cosnorm, name)(input, weight, bias, scale, *geometry, *rest)[0]
 
@@ -126,6 +126,16 @@ def transforming() -> bool:
     if torch.compiler.is_compiling() and not _COMPILES_THE_QUESTION:
         return False
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def exporting() -> bool:
+    """Whether torch.export is tracing: it gets the formula, in torch's own ops.
+
+    An op of ours would need its decomposition in torch's table for exporters to take it apart, and
+    Inductor refuses ops that have one where CI is set. Not torch.compiler.is_exporting(): to torch
+    2.11 that is true under torch.compile as well.
+    """
+    return torch.compiler._is_exporting_flag
 
 
 def _unbatched(output: Tensor) -> Tensor:

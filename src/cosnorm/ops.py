@@ -7,135 +7,22 @@ again, the reference is differentiated instead.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp import register_decomposition
 
-from cosnorm import algorithm, reference, transposed
-from cosnorm.kernels.steps import (
-    LINEAR,
-    Geometry,
-    Kept,
-    keeps_unit,
-    memory_format,
-    output_size,
-)
+from cosnorm import reference
+from cosnorm.families import FAMILIES, Family
+from cosnorm.kernels.steps import Kept, keeps_unit, memory_format
 from cosnorm.reference import keeps_cosine, stats_dtype
 
 _TENSORS = "Tensor input, Tensor weight, Tensor? bias, Tensor? scale"
 _KEPT = "Tensor output, Tensor cosine, Tensor rnorm, Tensor mean, Tensor weight_stats, Tensor unit"
 _TAIL = "float gain, bool centered, bool relu"
-_CONV = "int[] stride, int[] padding, int[] dilation, int groups, "
-_TRANSPOSE = "int[] stride, int[] padding, int[] output_padding, int groups, int[] dilation, "
 
 library = torch.library.Library("cosnorm", "DEF")
-
-
-@dataclass(frozen=True)
-class Family:
-    """What the ops of one kind have in common; the static arguments follow four tensors."""
-
-    statics: str
-    reference: Callable[..., reference.Result]
-    forward: Callable[..., Kept]
-    backward: Callable[..., Sequence[Tensor | None]]
-    shapes: Callable[..., tuple[Sequence[int], Sequence[int], int]]
-
-
-def _linear_forward(input, weight, bias, scale, gain, centered, relu) -> Kept:
-    if input.dim() == 2:
-        return algorithm.forward(input, weight, bias, scale, LINEAR, gain, centered, relu)
-    rows = input.reshape(-1, input.shape[-1])
-    kept = algorithm.forward(rows, weight, bias, scale, LINEAR, gain, centered, relu)
-    lead = input.shape[:-1]
-
-    def unfold(map: Tensor) -> Tensor:
-        return map.view(*lead, map.shape[-1]) if map.dim() == 2 else map
-
-    return _each_map(kept, unfold)
-
-
-def _each_map(kept: Kept, change: Callable[[Tensor], Tensor]) -> Kept:
-    output, cosine, rnorm, mean = map(change, kept[:4])
-    return Kept(output, cosine, rnorm, mean, *kept[4:])
-
-
-def _linear_backward(grad, input, weight, bias, scale, kept, gain, centered, relu, need):
-    def fold(map: Tensor) -> Tensor:
-        return map.reshape(-1, map.shape[-1]) if map.numel() or map.dim() > 1 else map
-
-    kept = _each_map(kept, fold)
-    dx, *rest = algorithm.backward(
-        fold(grad),
-        fold(input),
-        weight,
-        bias,
-        scale,
-        kept,
-        LINEAR,
-        gain,
-        centered,
-        relu,
-        need,
-    )
-    return None if dx is None else dx.view(input.shape), *rest
-
-
-def _conv_forward(input, weight, bias, scale, stride, padding, dilation, groups, *tail) -> Kept:
-    geometry = Geometry(stride, padding, dilation, groups)
-    return algorithm.forward(input, weight, bias, scale, geometry, *tail)
-
-
-def _conv_backward(
-    grad, input, weight, bias, scale, kept, stride, padding, dilation, groups, *tail
-):
-    geometry = Geometry(stride, padding, dilation, groups)
-    return algorithm.backward(grad, input, weight, bias, scale, kept, geometry, *tail)
-
-
-def _transpose_forward(input, weight, bias, scale, *statics) -> Kept:
-    result = transposed.cosine_conv_transpose(input, weight, bias, scale, *statics)
-    none = result.rnorm.new_empty(0)
-    unit = result.output.new_empty(0)
-    return Kept(result.output, result.cosine, none, none.clone(), none.clone(), unit)
-
-
-def _transpose_backward(grad, input, weight, bias, scale, kept, *statics):
-    geometry, tail = transposed.Geometry(*statics[:5]), statics[5:]
-    return transposed.cosine_conv_transpose_backward(
-        grad, input, weight, bias, scale, kept.output, kept.cosine, geometry, *tail
-    )
-
-
-def _linear_shapes(input, weight, *_):
-    return (*input.shape[:-1], weight.shape[0]), (*input.shape[:-1], 1), weight.shape[0]
-
-
-def _conv_shapes(input, weight, stride, padding, dilation, groups, *_):
-    geometry = Geometry(stride, padding, dilation, groups)
-    size = output_size(input.shape[2:], weight.shape[2:], geometry)
-    batch, out = input.shape[0], weight.shape[0]
-    return (batch, out, *size), (batch, groups, *size), out
-
-
-def _transpose_shapes(input, weight, stride, padding, output_padding, groups, dilation, *_):
-    size = [
-        (n - 1) * s - 2 * p + d * (k - 1) + o + 1
-        for n, k, s, p, o, d in zip(
-            input.shape[2:],
-            weight.shape[2:],
-            stride,
-            padding,
-            output_padding,
-            dilation,
-            strict=True,
-        )
-    ]
-    return (input.shape[0], weight.shape[1] * groups, *size), (0,), 0
 
 
 def pullback(
@@ -290,25 +177,6 @@ def _loop(op: Callable[..., Sequence[Tensor]], info, in_dims, *args):
     return stacked, (0,) * len(stacked)
 
 
-def _by_reference(family: Family, input, weight, bias, scale, *statics) -> Kept:
-    """The op in torch's own ops, which exporters can take apart."""
-    if family.forward is _transpose_forward:
-        return _transpose_forward(input, weight, bias, scale, *statics)
-    result = family.reference(input, weight, bias, scale, *statics)
-    stats = reference.weight_stats(weight, bias, statics[-2])
-    unit = _empty_unit(input, weight)
-    if unit.numel():
-        rnorm, mean = (t.view(-1, *[1] * (weight.dim() - 1)) for t in stats)
-        unit = ((weight.to(stats.dtype) - mean) * rnorm).to(unit.dtype)
-    return Kept(*result, stats, unit)
-
-
-def _decomposition(family: Family, input, weight, bias, scale, *statics) -> tuple[Tensor, ...]:
-    """What exporters such as torch.onnx's put in the place of an op they don't know."""
-    kept = _by_reference(family, input, weight, bias, scale, *statics)
-    return laid_out(kept, input, weight)
-
-
 def _vmap_input(name: str, input, weight, bias, scale, statics):
     """Only the input is batched: its extra dimension joins the batch."""
     op = getattr(torch.ops.cosnorm, name)
@@ -343,28 +211,12 @@ def _register(name: str, family: Family) -> None:
         setup_context=_setup_context,
         lib=library,
     )
-    decompose = register_decomposition(getattr(torch.ops.cosnorm, name).default, unsafe=True)
-    decompose(partial(_decomposition, family))
     torch.library.register_vmap(f"cosnorm::{name}", partial(_vmap, name), lib=library)
     looped = partial(_loop, getattr(torch.ops.cosnorm, backward))
     torch.library.register_vmap(f"cosnorm::{backward}", looped, lib=library)
 
 
-_register(
-    "cosine_linear",
-    Family("", reference.cosine_linear, _linear_forward, _linear_backward, _linear_shapes),
-)
-_CONVOLUTION = Family(_CONV, reference.cosine_conv, _conv_forward, _conv_backward, _conv_shapes)
-fake_conv = partial(_fake, _CONVOLUTION)
-for _dims in (1, 2, 3):
-    _register(f"cosine_conv{_dims}d", _CONVOLUTION)
-    _register(
-        f"cosine_conv_transpose{_dims}d",
-        Family(
-            _TRANSPOSE,
-            transposed.cosine_conv_transpose,
-            _transpose_forward,
-            _transpose_backward,
-            _transpose_shapes,
-        ),
-    )
+fake_conv = partial(_fake, FAMILIES["cosine_conv2d"])
+
+for _name, _family in FAMILIES.items():
+    _register(_name, _family)

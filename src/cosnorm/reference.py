@@ -170,6 +170,11 @@ def slices(map: Tensor, dim: int, size: int, stride: int, dilation: int) -> Tens
     """
     count = map.shape[dim] - dilation * (size - 1)  # of starts, before the stride thins them
     taps = [tap * dilation for tap in range(size)]
+    if stride > 1 and torch.compiler.is_compiling():
+        # The number of windows as torch writes that of a convolution: where sizes are left open,
+        # it must see that the two are the same.
+        starts = torch.arange((count - 1) // stride + 1, device=map.device) * stride
+        return torch.stack([map.index_select(dim, starts + tap) for tap in taps], -1)
     return torch.stack(
         [torch.ops.aten.slice(map, dim, tap, tap + count, stride) for tap in taps], -1
     )

@@ -5,7 +5,6 @@ changes from output to output, and with it |w|: both norms and both means are ma
 the weights without a batch dimension.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -122,13 +121,23 @@ def taps(map: Tensor, kernel_size: Sequence[int], geometry: Geometry) -> Tensor:
 
     map: (N, C, …), one value a position. Returns (N, C, taps, positions of the output).
     """
-    size = math.prod(kernel_size)
-    one_hot = torch.eye(size, dtype=map.dtype, device=map.device).view(1, size, *kernel_size)
-    with without_tf32():  # statistics are float32, never less
-        reached = CONVOLUTION_TRANSPOSE[len(kernel_size)](
-            map.flatten(0, 1).unsqueeze(1), one_hot, None, *geometry._replace(groups=1)
-        )
-    return reached.flatten(2).unflatten(0, map.shape[:2])
+    stride, padding, output_padding, _, dilation = geometry
+    for axis, size in enumerate(kernel_size):
+        dim = 2 + 2 * axis  # taps of the axes before, then their positions, come first
+        step, reach = stride[axis], dilation[axis] * (size - 1)
+        spread = _padded(map.unsqueeze(dim + 1), dim + 1, 0, step - 1).flatten(dim, dim + 1)
+        before = reach - padding[axis]
+        spread = _padded(spread, dim, before, before + output_padding[axis] + 1 - step)
+        count = spread.shape[dim] - reach
+        starts = [reach - tap * dilation[axis] for tap in range(size)]
+        map = torch.stack([spread.narrow(dim, start, count) for start in starts], 2 + axis)
+    dims = len(kernel_size)
+    return map.flatten(2 + dims).flatten(2, 1 + dims)
+
+
+def _padded(map: Tensor, dim: int, before: int, after: int) -> Tensor:
+    """With zeros around one dimension; a negative number takes entries off."""
+    return F.pad(map, [*[0, 0] * (map.dim() - 1 - dim), before, after])
 
 
 def _reached_stats(

@@ -76,3 +76,13 @@ def test_each_layer(name):
     compare(model, torch.onnx.export(model, (x,), dynamo=True), x)
     exported = torch.export.export(model, (x,))
     compare(model, torch.onnx.export(exported, dynamo=True), x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layer", [nn.PearsonConv2d, nn.PearsonConvTranspose2d])
+def test_the_size_of_images_stays_open(layer):
+    model = layer(3, 4, 5, stride=3, padding=2, dilation=2, bias=True).eval()
+    x = torch.randn(2, 3, 12, 15)
+    sizes = {2: torch.export.Dim("height", min=8), 3: torch.export.Dim("width", min=8)}
+    program = torch.onnx.export(model, (x,), dynamo=True, dynamic_shapes=(sizes,))
+    compare(model, program, x, torch.randn(2, 3, 17, 8))
