@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cosnorm import algorithm, reference
 from cosnorm.chain_op import KEPT, Layer, steps_for
-from cosnorm.functional import autocast, transforming
+from cosnorm.functional import autocast, exporting, transforming
 from cosnorm.kernels import plain
 from cosnorm.kernels.steps import Weight, output_size
 
@@ -56,8 +56,7 @@ def serves(input: Tensor, links: Sequence[Link]) -> bool:
 
 def _by_triton(input: Tensor, links: Sequence[Link]) -> bool:
     if torch.compiler.is_compiling():
-        exporting = torch.compiler.is_exporting()  # to those who know torch's ops alone
-        return input.device.type == "cuda" and not links[0].folded and not exporting
+        return input.device.type == "cuda" and not links[0].folded and not exporting()
     weights = [link.layer.weight for link in links]
     return steps_for(input, weights) is not plain
 

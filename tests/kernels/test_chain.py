@@ -309,7 +309,11 @@ def test_it_compiles_to_one_graph(centered):
     net = network(ARGUMENTS[0], centered).to("cuda")
     x = torch.randn(2, 3, 9, 8, device="cuda", requires_grad=True)
     seed = torch.randn_like(net(x))
-    compiled = gradients(net, x, seed, torch.compile(net, fullgraph=True))
+    function = torch.compile(net, fullgraph=True)
+    compiled = gradients(net, x, seed, function)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        function(x)
+    assert "cosnorm::cosine_chain" in {event.name for event in profile.events()}
     for got, want in zip(compiled, gradients(net, x, seed), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
