@@ -13,6 +13,8 @@ def main() -> None:
             f"the commands need the package {missing.name!r}: "
             'install them with pip install "cosnorm[all]"'
         )
+    except KeyboardInterrupt:
+        sys.exit(130)
     program()
 
 

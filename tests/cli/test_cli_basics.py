@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import resource
 import subprocess
@@ -119,6 +120,33 @@ def test_an_argument_that_a_benchmark_does_not_have_is_2():
     ended = cosnorm("bench", "linear", "--no-such-thing")
     assert ended.returncode == 2
     assert "--no-such-thing" in ended.stderr and "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["train", "--dataset", "", "--method", "cosine", "--epochs", 1, "--out", "x"], "dataset"),
+        (["train", "--dataset", "digits", "--method", "cosine", "--epochs", 1, "--out", ""], "out"),
+        (["compare", "--dataset", "digits", "--epochs", 1, "--out", " "], "out"),
+        (["reproduce", "mnist", "--data-dir", ""], "data-dir"),
+        (["data", "list", "--data-dir", ""], "data-dir"),
+        (["report", ""], "RUN"),
+        (["predict", "", "x.npy"], "RUN"),
+    ],
+)
+def test_a_path_that_is_empty_is_2(tmp_path, arguments, told):
+    """As of a variable that is not set: it must not stand for the current folder."""
+    ended = cosnorm(*arguments, cwd=tmp_path)
+    assert ended.returncode == 2
+    assert re.search(f"{told}.* is empty|{told}.*: it is empty", ended.stderr)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interruption_while_the_program_loads_has_no_traceback(tmp_path):
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+    paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    ended = cosnorm("--help", env={"PYTHONPATH": paths})
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
 def test_failure_is_1_and_one_line(tmp_path):

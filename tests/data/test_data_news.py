@@ -136,7 +136,7 @@ DAMAGE = {
     "word 31": (
         "test.data",
         lambda c: c + b"9 31 1\n",
-        "word 31 is beyond the 30 of the vocabulary",
+        r"test\.data: word 31 is beyond the 30 of the vocabulary",
     ),
     "count 0": ("test.data", lambda c: c + b"9 1 0\n", "1 or more"),
     "label 4": (

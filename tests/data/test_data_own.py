@@ -1,5 +1,6 @@
 """The embedded digits and the user's own arrays and pictures."""
 
+import os
 import pickle
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from PIL import Image
 
 from cosnorm.data import DataError, load
 from cosnorm.data.splits import stratified_test_rows
+from cosnorm.experiments.presets import preset
 
 
 def test_digits_are_split_four_to_one_in_every_class_and_always_alike():
@@ -54,6 +56,12 @@ def test_npz_vectors(tmp_path):
     assert data.train.x.dtype == torch.float32 and data.classes == ("0", "1", "2")
     assert np.array_equal(data.test.x.numpy(), parts["x_test"].astype(np.float32))
     assert np.array_equal(data.test.y.numpy(), parts["y_test"])
+
+
+def test_npz_by_a_name_in_capitals(tmp_path):
+    path = _save(tmp_path / "own.npz", **_parts()).rename(tmp_path / "OWN.NPZ")
+    assert len(load(path).train) == 20
+    assert preset(str(path), "cosine").network == "mlp"
 
 
 @pytest.mark.parametrize(
@@ -118,7 +126,7 @@ NPZ_DAMAGE = {
     "a gap": ({"y_train": labels(20, 3) * 2}, "without a gap; found 0, 2, 4"),
     "negative": ({"y_train": labels(20, 3).astype(int) - 1}, "from 0 up"),
     "unknown in test": ({"y_test": labels(10, 3) + 1}, "y_test has the label .*3.* out of range"),
-    "fractions": ({"y_train": labels(20, 3) + 0.5}, "whole numbers or text"),
+    "fractions": ({"y_train": labels(20, 3) + 0.5}, "integers or text"),
     "one-hot": ({"y_train": np.eye(3)[labels(20, 3)]}, "one an example"),
     "not finite": ({"x_train": _nan(pixels(20, 4).astype(np.float32))}, "not finite"),
     "complex": ({"x_train": np.zeros((20, 4), complex)}, "must be numbers of shape"),
@@ -164,8 +172,9 @@ def test_npz_with_a_pickle_inside_is_refused_and_nothing_runs(tmp_path):
     with pytest.raises(DataError, match=r"own.npz: its arrays cannot be read"):
         load(path)
     (tmp_path / "raw.npz").write_bytes(pickle.dumps(_Calls(marker)))
-    with pytest.raises(DataError, match=r"raw.npz"):
+    with pytest.raises(DataError, match=r"raw\.npz: it is no \.npz file; write it with") as caught:
         load(tmp_path / "raw.npz")
+    assert "allow_pickle" not in str(caught.value)
     assert not marker.exists()
 
 
@@ -263,6 +272,21 @@ def test_image_folder_damage(tmp_path):
     (tmp_path / "train" / "bird").mkdir()
     with pytest.raises(DataError, match=r"train/bird: no pictures in it"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("size", [0, 8193, 10**7, "12"])
+def test_a_size_beyond_reason_is_refused(tmp_path, size):
+    with pytest.raises(DataError, match=f"a number of pixels, 1 to 8,192; got {size!r}"):
+        load(_folders(tmp_path), size=size)
+
+
+def test_pictures_that_memory_cannot_hold_are_refused(tmp_path, monkeypatch):
+    root = _folders(tmp_path, count=10)
+    pages = {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}
+    monkeypatch.setattr(os, "sysconf", pages.__getitem__)
+    with pytest.raises(DataError, match=r"pictures of 200 × 200 pixels need .* --image-size"):
+        load(root, size=200)
+    assert load(root, size=20).sample_shape == (3, 20, 20)
 
 
 def test_a_picture_that_claims_a_huge_size_is_refused(tmp_path):

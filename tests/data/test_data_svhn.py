@@ -140,7 +140,7 @@ def test_an_element_whose_stream_stops_early_is_found(tmp_path):
 def test_a_missing_extra_file_can_be_left_out(tmp_path):
     (write_svhn(tmp_path) / "extra_32x32.mat").unlink()
     with pytest.raises(
-        DataError, match=r"extra_32x32.mat \(or leave it out.*extra=False\) not found"
+        DataError, match=r"extra_32x32.mat \(or do without: --no-svhn-extra.*\) not found"
     ):
         load("svhn", tmp_path)
     assert len(load("svhn", tmp_path, extra=False).train) == 12

@@ -136,6 +136,22 @@ def test_a_damaged_summary_costs_nothing(tmp_path):
     assert_same_result(tmp_path / "whole", tmp_path / "damaged")
 
 
+def test_damaged_parameters_can_be_made_again_as_the_message_says(tmp_path):
+    config, data = config_for(), vector_data()
+    run(config, tmp_path / "whole", dataset=data)
+    folder = tmp_path / "damaged"
+    run(config, folder, dataset=data)
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    advice = "is damaged: .*; restore it .* or delete it and summary.json and give the training"
+    with pytest.raises(RunError, match=rf"model\.safetensors {advice}"):
+        load_run(folder)
+    path.unlink()
+    (folder / "summary.json").unlink()
+    assert run(config, folder, dataset=data).status == "done"
+    assert_same_result(tmp_path / "whole", folder)
+
+
 def test_a_run_in_another_thread(tmp_path):
     from concurrent.futures import ThreadPoolExecutor
 

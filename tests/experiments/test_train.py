@@ -219,6 +219,14 @@ def test_a_checkpoint_of_another_run_is_passed_over_with_a_warning(tmp_path):
     assert_same_result(tmp_path / "whole", tmp_path / "mine")
 
 
+def test_a_batch_larger_than_the_data_is_told_of(tmp_path):
+    notes = Notes()
+    finished(config_for(batch_size=61, epochs=1), vector_data(), tmp_path, watcher=notes)
+    (warning,) = notes.warnings
+    assert "training part has 60 rows, fewer than the 61 of a batch: every step takes" in warning
+    assert notes.begun == [(0, 1)]
+
+
 def test_a_state_of_another_shape_is_refused(tmp_path):
     learner = Learner(config_for(), vector_data())
     state = {name: tensor.clone() for name, tensor in learner.state().items()}

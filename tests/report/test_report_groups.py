@@ -1,9 +1,19 @@
+import json
 import statistics
 
 import pytest
 from synthetic import config_of, write_comparison, write_run
 
-from cosnorm.report import PAPER, Published, Result, Spread, group_runs, load_runs
+from cosnorm.report import (
+    PAPER,
+    Published,
+    Result,
+    Spread,
+    group_runs,
+    load_runs,
+    write_report,
+)
+from cosnorm.report.tables import latex, markdown
 
 
 def sections_of(folder, published=None):
@@ -29,7 +39,24 @@ def test_a_single_seed_has_no_deviation(tmp_path):
     write_run(tmp_path / "run", config_of("pearson"))
     (section,), _ = sections_of(tmp_path)
     assert section.groups[0].test_error.deviation is None
-    assert section.best is None
+    assert section.best == []
+
+
+def test_all_of_those_with_the_lowest_error_are_the_best(tmp_path):
+    for method, level in (("pearson", 2.0), ("cosine", 1.5), ("batch", 1.5), ("layer", 1.7)):
+        folder = write_run(tmp_path / method, config_of(method))
+        summary = json.loads((folder / "summary.json").read_text())
+        summary["test_error_mean"] = level
+        (folder / "summary.json").write_text(json.dumps(summary))
+    (section,), _ = sections_of(tmp_path)
+    assert [group.label for group in section.best] == ["cosine", "batch"]
+    table = markdown([section])
+    assert table.count("**1.50**") == 2 and table.count("**") == 4
+    assert latex([section]).count(r"\textbf{1.50}") == 2
+    write_report(tmp_path, tmp_path / "report")
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "Lowest mean test error: cosine, 1.50 % and batch, 1.50 %" in page
+    assert page.count('<td class="best">1.50</td>') == 2
 
 
 def test_diverged_and_running_runs_stay_out_of_the_mean(tmp_path):

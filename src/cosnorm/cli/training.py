@@ -8,7 +8,7 @@ import typer
 
 from cosnorm.cli.display import closing, watcher_for
 from cosnorm.cli.failures import DIVERGED, FAILED, STOPPED, fail, readable, resumable
-from cosnorm.cli.settings import choice, chosen_device, with_settings
+from cosnorm.cli.settings import choice, chosen_device, given_path, with_settings
 from cosnorm.cli.tables import reported
 from cosnorm.experiments.config import METHODS, PAPER_METHODS, WITH_AFFINE, Config
 from cosnorm.experiments.errors import ConfigError
@@ -23,7 +23,12 @@ Dataset = Annotated[
         help="digits, mnist, 20news, cifar10, cifar100, svhn, an .npz file or a folder of images."
     ),
 ]
-Out = Annotated[Path, typer.Option(help="Folder of the run, or of the comparison.")]
+Out = Annotated[
+    Path,
+    typer.Option(
+        parser=given_path, metavar="<path>", help="Folder of the run, or of the comparison."
+    ),
+]
 Epochs = Annotated[
     int | None,
     typer.Option(min=1, help="Length in epochs; default: the paper's, digits 100, your own 50."),
@@ -34,7 +39,12 @@ Methods = Annotated[
     str | None, typer.Option(help="Some of pearson,cosine,batch,weight,layer,none.")
 ]
 DataDir = Annotated[
-    Path | None, typer.Option(help="Where the data lies; else $COSNORM_DATA, else the cache.")
+    Path | None,
+    typer.Option(
+        parser=given_path,
+        metavar="<path>",
+        help="Where the data lies; else $COSNORM_DATA, else the cache.",
+    ),
 ]
 MaxMinutes = Annotated[
     float | None,
@@ -132,9 +142,12 @@ def reproduce(
     table: Annotated[
         str, typer.Argument(metavar="TABLE", help="mnist, 20news, cifar10, cifar100, svhn or all.")
     ],
-    out: Annotated[Path, typer.Option(help="Folder; runs go to OUT/TABLE/METHOD-seedK.")] = Path(
-        "runs/reproduction"
-    ),
+    out: Annotated[
+        Path,
+        typer.Option(
+            parser=given_path, metavar="<path>", help="Folder; runs go to OUT/TABLE/METHOD-seedK."
+        ),
+    ] = Path("runs/reproduction"),
     methods: Methods = None,
     seeds: Seeds = 1,
     epochs: Epochs = None,
@@ -185,6 +198,8 @@ def _configured(
 ) -> Config:
     from cosnorm.experiments.presets import NAMED, configure
 
+    if not dataset.strip():
+        raise ConfigError("--dataset is empty: give the name of a set, an .npz file or a folder")
     device = chosen_device(settings.get("device"))
     place = dataset if dataset in NAMED else str(Path(dataset).expanduser().resolve())
     others = {key: value for key, value in settings.items() if key != "device"}

@@ -8,20 +8,27 @@ from typing import Annotated
 import typer
 
 from cosnorm.cli.failures import FAILED, fail, readable
+from cosnorm.cli.settings import given_path
 from cosnorm.experiments.errors import ConfigError
 
 BENCHMARKS = ("layers", "linear", "network", "sparse", "training")
 
 Json = Annotated[bool, typer.Option("--json", help="JSON, for programs.")]
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+RunPath = Annotated[Path, typer.Argument(parser=given_path, metavar="RUN", help="A run folder.")]
 
 
 @readable
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN", help="Run folders, or folders of them.")
+        list[Path],
+        typer.Argument(parser=given_path, metavar="RUN", help="Run folders, or folders of them."),
     ],
-    out: Annotated[Path | None, typer.Option(help="Default: report/ in the first folder.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            parser=given_path, metavar="<path>", help="Default: report/ in the first folder."
+        ),
+    ] = None,
     title: Annotated[str | None, typer.Option(help="The page's heading.")] = None,
     json: Json = False,
 ) -> None:
@@ -39,7 +46,10 @@ def report(
 @readable
 def export(
     run: RunPath,
-    out: Annotated[Path | None, typer.Option(help="Folder; default: RUN/export.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(parser=given_path, metavar="<path>", help="Folder; default: RUN/export."),
+    ] = None,
     averaged: Annotated[bool, typer.Option(help="The moving average, if there is one.")] = True,
     json: Json = False,
 ) -> None:
@@ -63,6 +73,7 @@ def predict(
     file: Annotated[
         Path,
         typer.Argument(
+            parser=given_path,
             metavar="FILE",
             help="An image, a folder of images, .npy, .npz; 20news: text, a folder of .txt.",
         ),

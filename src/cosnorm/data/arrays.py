@@ -37,6 +37,9 @@ def npz(path: Path) -> Dataset:
 def _load(path: Path) -> dict[str, np.ndarray]:
     try:
         with path.open("rb") as stream:
+            if stream.read(2) not in (b"PK", b"\x93N"):  # numpy would take it for a pickle
+                raise _wrong(path, "it is no .npz file")
+            stream.seek(0)
             loaded = np.load(stream, allow_pickle=False)
             if isinstance(loaded, np.ndarray):
                 raise _wrong(path, "it is one array, not an .npz of several")
@@ -127,7 +130,7 @@ def _flat_labels(labels: np.ndarray, name: str, path: Path) -> np.ndarray:
     if labels.ndim != 1 or labels.dtype.kind not in "iuUS":
         raise _wrong(
             path,
-            f"{name} must be whole numbers or text, one an example, it is {labels.dtype} of "
+            f"{name} must be integers or text, one an example, it is {labels.dtype} of "
             f"{labels.shape}",
         )
     return _text(labels) if labels.dtype.kind == "S" else labels

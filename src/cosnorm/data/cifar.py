@@ -122,10 +122,9 @@ def _same_length(parts: list[Part], names: list[str], folder: Path) -> None:
     if len(set(counts)) > 1:
         usual = max(set(counts), key=counts.count)
         name = next(name for name, count in zip(names, counts, strict=True) if count != usual)
-        raise damaged(
-            folder / name,
-            f"the training batches are of one size, here {dict(zip(names, counts, strict=True))}",
-        )
+        path = first_existing([folder / f"{name}.bin", folder / name]) or folder
+        count = counts[names.index(name)]
+        raise damaged(path, f"{count:,} images, where the other training batches have {usual:,}")
 
 
 def _names(folder: Path, stem: str, count: int) -> tuple[str, ...]:

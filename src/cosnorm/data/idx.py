@@ -43,15 +43,15 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
             path, f"cannot be read ({error})", "check the path and its permissions"
         ) from error
     if len(content) != size:
-        found = "truncated" if len(content) < size else "longer than its header says"
-        raise damaged(
-            path, f"{found}: {size:,} values promised, {len(content):,} or more bytes there"
-        )
+        found = f"truncated: {len(content):,}" if len(content) < size else "too long: more"
+        raise damaged(path, f"{found} bytes after a header that promises {size:,}")
     return np.frombuffer(bytearray(content), np.uint8).reshape(shape)
 
 
 def _header(file: BinaryIO | gzip.GzipFile, path: Path, dimensions: int) -> tuple[int, ...]:
     magic = file.read(4)
+    if not magic:
+        raise damaged(path, "it is empty")
     expected = bytes([0, 0, UNSIGNED_BYTE, dimensions])
     if magic != expected:
         raise damaged(

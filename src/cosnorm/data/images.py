@@ -1,5 +1,7 @@
 """The user's own pictures: a folder of class folders, read with Pillow."""
 
+import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,9 @@ def image_folders(root: Path, size: int | None = None) -> Dataset:
     Args:
         size: scale every picture to size × size; without it all must be of one size already.
     """
-    if size is not None and (not isinstance(size, int) or size < 1):
-        raise DataError(f"size must be a whole number of pixels, received {size!r}")
+    if size is not None and (not isinstance(size, int) or not 1 <= size**2 <= MOST_PIXELS):
+        most = math.isqrt(MOST_PIXELS)
+        raise DataError(f"image size must be a number of pixels, 1 to {most:,}; got {size!r}")
     train_root = root / "train" if (root / "train").is_dir() else root
     classes = _class_names(train_root)
     train = _files(train_root, classes)
@@ -37,6 +40,7 @@ def image_folders(root: Path, size: int | None = None) -> Dataset:
     else:
         train, test = _held_out(train, train_root)
     pictures = _Pictures(size)
+    _check_memory(root, len(train) + len(test), pictures.read(train[0][0]))
     x_train, x_test = (
         np.stack([pictures.read(path) for path, _ in part]) for part in (train, test)
     )
@@ -46,6 +50,18 @@ def image_folders(root: Path, size: int | None = None) -> Dataset:
     return Dataset(
         root.name, split_of(x_train, y_train), split_of(x_test, y_test), classes, "image"
     )
+
+
+def _check_memory(root: Path, count: int, picture: np.ndarray) -> None:
+    """Refuse what this machine cannot hold; the system would end the program without a word."""
+    needed = 2 * count * picture.nbytes  # once as pictures, once as an array of them
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > there:
+        _, height, width = picture.shape
+        raise DataError(
+            f"{root}: {count:,} pictures of {width} × {height} pixels need {needed / 1e9:,.0f} GB "
+            f"of memory and there are {there / 1e9:,.0f}; give a smaller --image-size"
+        )
 
 
 def _class_names(folder: Path) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ def load(dataset: str | Path, data_dir: str | Path | None = None, **options: Any
     if path.is_dir():
         _check_options(name, image_folders, options)
         return image_folders(path, **options)
-    if path.is_file() and path.suffix == ".npz":
+    if path.is_file() and path.suffix.lower() == ".npz":
         _check_options(name, npz, options)
         return npz(path)
     known = ", ".join(["digits", *PUBLISHED])

@@ -90,15 +90,17 @@ def _read_matlab(folder: Path) -> tuple[Part, Part, tuple[str, ...], Words]:
     check_counts("20news", len(labels["train"]), len(labels["test"]), folder)
     known = _vocabulary(folder)
     words = len(known) if known else None
-    seen = max(int(part[:, 1].max()) for part in triples.values())
-    if seen > (words or MOST_WORDS):
-        raise damaged(
-            folder, f"word {seen:,} is beyond the {words or MOST_WORDS:,} of the vocabulary"
-        )
+    last = {part: int(triples[part][:, 1].max()) for part in triples}
+    most = words or MOST_WORDS
+    for part, word in last.items():
+        if word > most:
+            raise damaged(
+                folder / f"{part}.data", f"word {word:,} is beyond the {most:,} of the vocabulary"
+            )
     parts = []
     for part in ("train", "test"):
         document, word, count = triples[part].T
-        shape = (len(labels[part]), words or seen)
+        shape = (len(labels[part]), words or max(last.values()))
         parts.append((Counts.from_triples(document - 1, word - 1, count, shape), labels[part] - 1))
     return parts[0], parts[1], classes, known or None
 

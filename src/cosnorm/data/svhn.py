@@ -40,7 +40,9 @@ def svhn(root: Path, extra: bool = True) -> Dataset:
 def _find(root: Path, name: str) -> Path:
     path = first_existing(folder / name for folder in (root / "svhn", root / "SVHN", root))
     if path is None:
-        without = " (or leave it out with the option extra=False)" if "extra" in name else ""
+        without = (
+            " (or do without: --no-svhn-extra, in Python extra=False)" if "extra" in name else ""
+        )
         raise not_found("svhn", root, name + without)
     return path
 

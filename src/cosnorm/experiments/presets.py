@@ -84,7 +84,7 @@ def own(dataset: str, method: str, seed: int = 0) -> Config:
     A rate that suits every method's scale-free layers suits unknown data best, so it is the
     paper's, over fewer epochs.
     """
-    if dataset.endswith(".npz"):
+    if dataset.lower().endswith(".npz"):
         return _fully_connected(dataset, method, seed=seed, epochs=50)
     sizes = {"network": "small_conv", "channels": 32, "width": 256, "ema_decay": 0.9999}
     return _fully_connected(dataset, method, seed=seed, epochs=50).override(**sizes)

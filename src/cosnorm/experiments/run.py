@@ -188,7 +188,10 @@ def _parameters(
             try:
                 tensors, state = unseal(content)
             except DamagedCheckpoint as error:
-                raise RunError(f"{folder.storage.label}/{name} is damaged: {error}") from error
+                raise RunError(
+                    f"{folder.storage.label}/{name} is damaged: {error}; restore it from a copy, "
+                    "or delete it and summary.json and give the training command again"
+                ) from error
             return tensors, state["data"]
     found, _ = load_checkpoint(folder.storage, config)
     if found is None:

@@ -51,6 +51,7 @@ def train(
         run = Session(learner, dataset, folder, watcher)
         run.restore()
         keep_vocabulary(folder.storage, dataset, watcher)
+        _warn_of_short_batches(learner, watcher)
         watcher.begin(config, run.step, run.total, learner.batches.size)
         learner.batches.begin(run.step)
         advance = captured(learner) if learner.capturable else learner.step
@@ -72,6 +73,15 @@ def train(
                 run.save()
 
         return Outcome("done", run.finish(False, keep_checkpoints))
+
+
+def _warn_of_short_batches(learner: Learner, watcher: Watcher) -> None:
+    wanted, size = learner.config.batch_size, learner.batches.size
+    if size < wanted:
+        watcher.warning(
+            f"the training part has {size:,} rows, fewer than the {wanted:,} of a batch: every "
+            "step takes them all"
+        )
 
 
 @contextmanager

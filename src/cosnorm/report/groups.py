@@ -103,12 +103,23 @@ class DatasetGroups:
         return "epoch" if all(run.unit == "epoch" for run in self.runs) else "step"
 
     @property
-    def best(self) -> Group | None:
-        """The group with the lowest mean; None unless there are two to choose from."""
-        measured = [group for group in self.groups if group.test_error is not None]
-        if len(measured) < 2:
-            return None
-        return min(measured, key=lambda group: group.test_error.mean, default=None)  # pyright: ignore[reportOptionalMemberAccess]
+    def best(self) -> list[Group]:
+        """The groups with the lowest mean, all of them where it is the same.
+
+        None of them unless there are two to choose from.
+        """
+        means = {
+            id(group): group.test_error.mean
+            for group in self.groups
+            if group.test_error is not None
+        }
+        if len(means) < 2:
+            return []
+        lowest = min(means.values())
+        return [group for group in self.groups if means.get(id(group)) == lowest]
+
+    def is_best(self, group: Group) -> bool:
+        return any(group is best for best in self.best)
 
     @property
     def main(self) -> list[Group]:

@@ -124,9 +124,9 @@ def _section(index: int, section: DatasetGroups, differing: Mapping[str, Any]) -
 
 
 def _finding(section: DatasetGroups) -> str:
-    if section.best is not None:
-        error = error_text(section.best.test_error)
-        return f"Lowest mean test error: {section.best.label}, {error} %{_caution(section)}."
+    if section.best:
+        told = [f"{group.label}, {error_text(group.test_error)} %" for group in section.best]
+        return f"Lowest mean test error: {' and '.join(told)}{_caution(section)}."
     finished = [group for group in section.groups if group.test_error is not None]
     if not finished:
         return "No run has finished with a result yet."
@@ -134,19 +134,19 @@ def _finding(section: DatasetGroups) -> str:
 
 
 def _caution(section: DatasetGroups) -> str:
-    """Which groups reach the best one within both deviations."""
-    best = section.best
-    assert best is not None and best.test_error is not None
-    if best.test_error.deviation is None:
+    """Which groups reach the best within both deviations."""
+    errors = [group.test_error for group in section.best if group.test_error is not None]
+    if any(error.deviation is None for error in errors):
         return " (one seed: how far chance reaches is not known)"
-    ceiling = best.test_error.mean + best.test_error.deviation
+    ceiling = max(error.mean + (error.deviation or 0) for error in errors)
     near = [
         group.label
         for group in section.groups
-        if group is not best and (error := group.test_error) is not None
+        if not section.is_best(group) and (error := group.test_error) is not None
         if error.mean - (error.deviation or 0) <= ceiling
     ]
-    return f"; not clearly apart from it: {', '.join(near)}" if near else ""
+    those = "it" if len(errors) == 1 else "them"
+    return f"; not clearly apart from {those}: {', '.join(near)}" if near else ""
 
 
 def _results(section: DatasetGroups) -> str:
@@ -154,7 +154,7 @@ def _results(section: DatasetGroups) -> str:
     rows = []
     for group in section.groups:
         row = [escape(cell) for cell in cells(group, section)]
-        marks = ["", "best" if group is section.best else "", "", "", ""]
+        marks = ["", "best" if section.is_best(group) else "", "", "", ""]
         if group.having("diverged"):
             marks[4] = "bad"
         body = "".join(

@@ -96,7 +96,7 @@ def load_runs(source: Path | str | Iterable[Path | str]) -> tuple[list[Run], lis
     ]
     if not runs:
         where = ", ".join(map(str, sources)) or "an empty list"
-        told = "".join(f"\n  {warning}" for warning in warnings)
+        told = "".join(f";\n  {warning}" for warning in warnings)
         raise ReportError(
             f"no run folders in {where}: a run folder holds config.json and metrics.jsonl; "
             f"`cosnorm train` and `cosnorm compare` write them{told}"

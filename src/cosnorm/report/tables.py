@@ -128,7 +128,7 @@ def markdown(sections: Sequence[DatasetGroups]) -> str:
         rows = [header(section), ["---", *["---:"] * (len(header(section)) - 1)]]
         for group in section.groups:
             row = [_markdown_escape(cell) for cell in cells(group, section)]
-            if group is section.best:
+            if section.is_best(group):
                 row[1] = f"**{row[1]}**"
             rows.append(row)
         table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
@@ -158,7 +158,7 @@ def _latex_table(section: DatasetGroups) -> str:
     ]
     for group in section.groups:
         row = [latex_escape(cell) for cell in cells(group, section)]
-        if group is section.best:
+        if section.is_best(group):
             row[1] = rf"\textbf{{{row[1]}}}"
         lines.append(" & ".join(row) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
