@@ -182,6 +182,8 @@ def test_data_list_and_verify(tmp_path):
     verified = cosnorm("data", "verify", "mnist", "--data-dir", tmp_path)
     assert verified.returncode == 1
     assert "missing" in verified.stdout
+    embedded = cosnorm("data", "verify", "digits", "--data-dir", tmp_path)
+    assert (embedded.returncode, embedded.stdout) == (0, "digits: embedded, nothing to check\n")
     assert is_one_readable_line(verified.stderr)
 
 

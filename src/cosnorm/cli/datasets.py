@@ -66,10 +66,11 @@ def verify(
         typer.echo(json_format.dumps(told, default=str, indent=2))
     elif not checks:
         typer.echo("no data set is there; `cosnorm data fetch NAME` brings one")
-    for name, files in checks.items():
+    for name, files in checks.items() if not json else ():
         for file in files:
-            if not json:
-                typer.echo(f"{name}: {file.path}: {file.state} {file.detail}".rstrip())
+            typer.echo(f"{name}: {file.path}: {file.state} {file.detail}".rstrip())
+        if not files:
+            typer.echo(f"{name}: embedded, nothing to check")
     bad = [file for files in checks.values() for file in files if file.state != "ok"]
     if bad:
         raise fail(f"{len(bad)} of the files are not whole, first {bad[0].path}", FAILED)
