@@ -106,8 +106,8 @@ def load_checkpoint(
             )
         elif other := _other_settings(state["config"], config):
             warnings.append(
-                f"{place} is of a run with other settings ({other}) and not used; going back "
-                "before it"
+                f"{place} is of a run with other settings ({other}): it is not used, and removed "
+                "from here; going back before it"
             )
             continue
         return (tensors, state), warnings
