@@ -94,21 +94,41 @@ def network(file: str) -> str:
     return "\n".join([*lines, "", f"{_where(report)}."])
 
 
+def training(*files: str) -> str:
+    """The rate of a run against that of its step alone."""
+    reports = [_load(file) for file in files]
+    lines = ["| run | ratio to its bare step | images a second |", "|---|---|---|"]
+    for report in reports:
+        for name, row in report["results"].items():
+            spread = f"{min(row['ratios']):.2f}–{max(row['ratios']):.2f}"
+            lines.append(f"| {name} | {row['ratio']:.2f} ({spread}) | {row['bare']:,.0f} |")
+    return "\n".join([*lines, "", f"{_where(reports[0])}."])
+
+
+EAGER = (
+    "batch", "layer", "weight", "cosine", "pearson", "cosine, ones kernel",
+    "pearson, ones kernel", "cosine, normalize", "pearson, normalize",
+)  # fmt: skip
+COMPILED = tuple(
+    f"{name}, compiled"
+    for name in ("batch", "layer", "cosine", "pearson", "cosine, formula", "pearson, formula")
+)
 OURS = ("batch", "cosine", "pearson", "cosine, ones kernel", "pearson, ones kernel")
 TABLES: dict[str, Callable[[], str]] = {
     "cpu-short": lambda: layers("cpu/layers.json", OURS),
     "cpu-layers": lambda: layers("cpu/layers.json"),
     "cpu-memory": lambda: memory("cpu/layers.json"),
     "gpu-short": lambda: layers("h200/layers.json", ("batch", "layer", *OURS[1:])),
-    "gpu-layers": lambda: layers("h200/layers.json"),
+    "gpu-layers": lambda: layers("h200/layers.json", EAGER),
     "gpu-memory": lambda: memory("h200/layers.json"),
     "gpu-autocast": lambda: layers("h200/autocast.json"),
     "gpu-forward": lambda: layers("h200/modes.json", OURS[:3], "forward"),
     "gpu-backward": lambda: layers("h200/modes.json", OURS[:3], "backward"),
     "gpu-folded": lambda: layers("h200/modes.json", OURS[:3], "folded"),
-    "gpu-compiled": lambda: layers("h200/compiled.json"),
+    "gpu-compiled": lambda: layers("h200/layers.json", COMPILED),
     "gpu-network": lambda: network("h200/network.json"),
-    "gpu-network-compiled": lambda: network("h200/network_compiled.json"),
+    "gpu-network-launches": lambda: network("h200/network_launches.json"),
+    "gpu-training": lambda: training("h200/training_mnist.json", "h200/training_cifar10.json"),
 }
 
 

@@ -311,7 +311,9 @@ def test_it_compiles_to_one_graph(centered):
     seed = torch.randn_like(net(x))
     function = torch.compile(net, fullgraph=True)
     compiled = gradients(net, x, seed, function)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True
+    ) as profile:
         function(x)
     assert "cosnorm::cosine_chain" in {event.name for event in profile.events()}
     for got, want in zip(compiled, gradients(net, x, seed), strict=True):
