@@ -3,24 +3,15 @@
 import json as json_format
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from cosnorm.cli.failures import FAILED, fail, readable
-from cosnorm.cli.settings import given_path
+from cosnorm.cli.options import DataDir
 
 app = typer.Typer(no_args_is_help=True, help="What data is there, is it whole, and fetch it.")
 
-DataDir = Annotated[
-    Path | None,
-    typer.Option(
-        parser=given_path,
-        metavar="<path>",
-        help="Where the data lies; else $COSNORM_DATA, else the cache.",
-    ),
-]
 Json = Annotated[bool, typer.Option("--json", help="JSON, for programs.")]
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="mnist, 20news, cifar10, cifar100 or svhn.")

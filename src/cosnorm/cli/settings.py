@@ -5,7 +5,6 @@ import inspect
 from collections.abc import Callable
 from dataclasses import fields
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
@@ -44,13 +43,6 @@ _HELP = {
     "compile": "Run the network through torch.compile.",
     "deterministic": "Only kernels that give the same bits every time.",
 }
-
-
-def given_path(text: str | Path) -> Path:
-    """A path from the command line. An empty one, of a variable that is not set, names nothing."""
-    if not str(text).strip():
-        raise typer.BadParameter("it is empty; give a path")
-    return Path(text)
 
 
 def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:

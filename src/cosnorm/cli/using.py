@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cosnorm.cli.failures import FAILED, fail, readable
-from cosnorm.cli.settings import given_path
+from cosnorm.cli.options import given_path
 from cosnorm.experiments.errors import ConfigError
 
 BENCHMARKS = ("layers", "linear", "network", "sparse", "training")
