@@ -123,21 +123,17 @@ def taps(map: Tensor, kernel_size: Sequence[int], geometry: Geometry) -> Tensor:
     """
     stride, padding, output_padding, _, dilation = geometry
     for axis, size in enumerate(kernel_size):
-        dim = 2 + 2 * axis  # taps of the axes before, then their positions, come first
         step, reach = stride[axis], dilation[axis] * (size - 1)
-        spread = _padded(map.unsqueeze(dim + 1), dim + 1, 0, step - 1).flatten(dim, dim + 1)
-        before = reach - padding[axis]
-        spread = _padded(spread, dim, before, before + output_padding[axis] + 1 - step)
-        count = spread.shape[dim] - reach
+        line = map.movedim(2 + axis, -1)  # past the taps of the axes before
+        between = [torch.zeros_like(line)] * (step - 1)
+        line = torch.stack([line, *between], -1).flatten(-2)
+        before = reach - padding[axis]  # where negative, F.pad takes entries off
+        line = F.pad(line, [before, before + output_padding[axis] + 1 - step])
+        count = line.shape[-1] - reach
         starts = [reach - tap * dilation[axis] for tap in range(size)]
-        map = torch.stack([spread.narrow(dim, start, count) for start in starts], 2 + axis)
+        map = torch.stack([line.narrow(-1, start, count) for start in starts], 2 + axis)
     dims = len(kernel_size)
     return map.flatten(2 + dims).flatten(2, 1 + dims)
-
-
-def _padded(map: Tensor, dim: int, before: int, after: int) -> Tensor:
-    """With zeros around one dimension; a negative number takes entries off."""
-    return F.pad(map, [*[0, 0] * (map.dim() - 1 - dim), before, after])
 
 
 def _reached_stats(
