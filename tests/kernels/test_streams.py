@@ -72,15 +72,11 @@ class Kernels:
     def __getattr__(self, name):
         kernel, watch = getattr(self.kernels, name), self.watch
 
-        class Launch:
-            def __getitem__(self, grid):
-                def run(*args, **options):
-                    watch.check(name, args)
-                    kernel[grid](*args, **options)
+        def run(programs, *args, **sizes):
+            watch.check(name, args)
+            kernel(programs, *args, **sizes)
 
-                return run
-
-        return Launch()
+        return run
 
 
 @pytest.fixture
@@ -90,7 +86,7 @@ def watch(monkeypatch):
     monkeypatch.setattr(launch, "apart", lambda input, weight: True)
     monkeypatch.setattr(launch, "beside", watch.beside)
     for module in (launch_forward, launch_grad):
-        monkeypatch.setattr(module, "fused", Kernels(watch, module.fused))
+        monkeypatch.setattr(module, "passes", Kernels(watch, module.passes))
     yield watch
     algorithm.set_backend(before)
 

@@ -1,11 +1,11 @@
 """Launches the passes of forward; see `launch`."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from cosnorm.kernels import fused as _fused
+from cosnorm.kernels import passes
 from cosnorm.kernels.layout import (
     blocks,
     dense_rows,
@@ -19,8 +19,6 @@ from cosnorm.kernels.layout import (
     window,
 )
 from cosnorm.kernels.steps import Geometry, Kept, Weight, output_size
-
-fused: Any = _fused  # its functions take launch options that their signatures don't name
 
 _WINDOWS = 64  # fields of a program that only sums windows
 
@@ -127,7 +125,8 @@ def _prepare(
     count = 0 if weight is None else w.shape[0]
     block = tile("small", space, depth, sc) if found is None else pass_tile("fields", x, depth, sc)
     programs = 0 if found is None else blocks(positions, block["BP"]) * groups
-    fused.prepare[(programs + count,)](
+    passes.prepare(
+        programs + count,
         x, mean, square, w, bias, prepared.weight, prepared.bias, prepared.stats, prepared.total,
         positions, space, groups, depth, sn, sc, sp, count, w.shape[1:].numel(),
         CENTERED=centered, BIAS=bias is not None, FIELDS=programs > 0, UNITS=count > 0,
@@ -142,7 +141,8 @@ def _windows(
     rnorm, groups = found.rnorm, geometry.groups
     assert rnorm is not None
     outer = sizes("O", rnorm.shape[2:])
-    fused.windows[(blocks(rnorm.numel(), _WINDOWS),)](
+    passes.windows(
+        blocks(rnorm.numel(), _WINDOWS),
         found.mean, found.square, rnorm, found.centre, rnorm.numel(), space_of(rnorm)[0], groups,
         input.shape[1] // groups, **sizes("I", input.shape[2:]), OH=outer["OH"], OW=outer["OW"],
         **window(weight.weight, geometry), CENTERED=centered, BIAS=weight.bias is not None,
@@ -184,7 +184,8 @@ def finish(
     once = width <= block["BC"]
     after = _empty_fields(y, 1, centered) if tell else None
     told = (None, None) if after is None else after[:2]
-    fused.finish[(blocks(positions, block["BP"]) * groups,)](
+    passes.finish(
+        blocks(positions, block["BP"]) * groups,
         z, y, cosine, fields.mean, fields.square, rnorm, mean, weight.total, weight.stats, scale,
         *told, gain, positions, space, groups, input.shape[1] // groups, width, sn, sc, sp,
         **sizes("I", input.shape[2:]), OH=outer["OH"], OW=outer["OW"],

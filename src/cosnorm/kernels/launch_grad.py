@@ -1,11 +1,9 @@
 """Launches the passes of backward; see `launch`."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from cosnorm.kernels import fused as _fused
+from cosnorm.kernels import passes
 from cosnorm.kernels.launch_forward import empty_unit, units
 from cosnorm.kernels.layout import (
     blocks,
@@ -22,8 +20,6 @@ from cosnorm.kernels.layout import (
 from cosnorm.kernels.plain import like_scale
 from cosnorm.kernels.steps import Geometry, Grad, Kept, Place, Weight
 from cosnorm.reference import keeps_cosine
-
-fused: Any = _fused  # its functions take launch options that their signatures don't name
 
 
 def start_grad(
@@ -56,7 +52,8 @@ def start_grad(
     block = pass_tile("grads", y, width, sc)
     programs = blocks(positions, block["BP"])
     partial = y.new_empty((programs, w.shape[0]) if need_scale else (0,), dtype=torch.float32)
-    fused.start_grad[(programs * groups + units,)](
+    passes.start_grad(
+        programs * groups + units,
         dy, y, kept.rnorm, scale, g, field, partial,
         w, bias, prepared.weight, prepared.bias, prepared.stats, prepared.total,
         gain, positions, space, groups, width, sn, sc, sp, gn, gc, gp, units, w.shape[1:].numel(),
@@ -93,7 +90,8 @@ def link_grad(
     prepared = _units_again(weight, bias, kept, centered, dtype)
     block = pass_tile("grads", y, width, sc)
     inner = sizes("I", y.shape[2:])
-    fused.link_grad[(blocks(positions, block["BP"]),)](
+    passes.link_grad(
+        blocks(positions, block["BP"]),
         dx0, y, kept.rnorm, prepared.stats, g, field, step.field, after.mean,
         gain, positions, space, width, sn, sc, sp, gn, gc, gp,
         IH=inner["IH"], IW=inner["IW"], **sizes("O", step.field.shape[2:]),
@@ -180,7 +178,8 @@ def _end_grad(
     programs = 0 if dx is None else blocks(positions, block["BP"]) * groups
     inner = sizes("I", x.shape[2:])
     new_x, new_w, new_b = out
-    fused.end_grad[(programs + units,)](
+    passes.end_grad(
+        programs + units,
         dx0, x, new_x, step.field, kept.mean, dv, db, w, bias, new_w, new_b, prepared.stats,
         positions, space, groups, depth, sn, sc, sp, gn, gc, gp, units, w.shape[1:].numel(),
         IH=inner["IH"], IW=inner["IW"], **sizes("O", step.field.shape[2:]),

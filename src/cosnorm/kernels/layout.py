@@ -22,10 +22,11 @@ _TILES = {  # elements of a tile, and warps of a program, as measured on an H200
 }
 
 
-def strides_of(x: Tensor) -> tuple[int, int, int] | None:
+@lru_cache(maxsize=4096)
+def _strides_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int, int] | None:
     """Strides of batch, channels and flattened positions; None where positions do not flatten."""
     step, reach = None, 1
-    for size, stride in zip(reversed(x.shape[2:]), reversed(x.stride()[2:]), strict=True):
+    for size, stride in zip(reversed(shape[2:]), reversed(strides[2:]), strict=True):
         if size == 1:
             continue
         if step is None:
@@ -33,31 +34,34 @@ def strides_of(x: Tensor) -> tuple[int, int, int] | None:
         elif stride != step * reach:
             return None
         reach *= size
-    return x.stride(0), x.stride(1), step or 0
+    return strides[0], strides[1], step or 0
 
 
 def flat(x: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
     """x, a copy of it where its positions do not flatten, and its three strides."""
-    strides = strides_of(x)
+    strides = _strides_of(x.shape, x.stride())
     if strides is None:
         x = x.contiguous()
-        strides = strides_of(x)
+        strides = _strides_of(x.shape, x.stride())
     assert strides is not None
     return x, strides
 
 
 def dense_rows(weight: Tensor) -> Tensor:
     """Weights whose rows are dense one after another, in whatever order inside a row."""
-    size = weight.shape[1:].numel()
-    order = sorted(
-        (s, n) for s, n in zip(weight.stride()[1:], weight.shape[1:], strict=True) if n > 1
-    )
+    return weight if _has_dense_rows(weight.shape, weight.stride()) else weight.contiguous()
+
+
+@lru_cache(maxsize=4096)
+def _has_dense_rows(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     expected = 1
-    for stride, length in order:
+    for stride, length in sorted(
+        (s, n) for s, n in zip(strides[1:], shape[1:], strict=True) if n > 1
+    ):
         if stride != expected:
-            return weight.contiguous()
+            return False
         expected *= length
-    return weight if weight.stride(0) == size or weight.shape[0] == 1 else weight.contiguous()
+    return strides[0] == expected or shape[0] == 1
 
 
 @lru_cache(maxsize=1024)

@@ -1,0 +1,138 @@
+"""A launch that goes straight to a known kernel is the launch that Triton would have made.
+
+Triton's own launcher is needed for that, and a GPU is not: a driver that compiles for one and notes
+what it is told to launch stands in, in a process without the interpreter.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton", reason="the kernels need triton")
+
+PROGRAM = """
+import warnings
+warnings.simplefilter("ignore")
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+LAUNCHES = []
+
+class Launcher:
+    def __init__(self, source, metadata):
+        self.hash = metadata.hash
+
+    def __call__(self, *arguments):
+        programs, kernel_arguments = arguments[:3], arguments[9:]
+        told = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in kernel_arguments]
+        LAUNCHES.append((self.hash, programs, told))
+
+class Utilities:
+    def load_binary(self, *arguments):
+        return 1, 2, 32, 0, 1024
+
+    def get_device_properties(self, device):
+        return {"max_shared_mem": 1 << 18}
+
+    def unload_module(self, *arguments):
+        pass
+
+class Driver:
+    utils, launcher_cls = Utilities(), Launcher
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+driver.set_active(Driver())
+
+from cosnorm import algorithm, functional
+from cosnorm.kernels import launch, passes
+
+algorithm.set_backend("triton")
+
+def tensor(*shape, dtype=torch.float32, shift=0):
+    size = torch.Size(shape).numel()
+    return torch.zeros(size + 8, dtype=dtype)[shift : shift + size].view(shape)
+
+PASSES = [p for p in vars(passes).values() if isinstance(p, passes.Pass)]
+
+def launches(work, known):
+    del LAUNCHES[:]
+    for each in PASSES:
+        each._known.clear()
+    for _ in range(3):
+        if not known:
+            for each in PASSES:
+                each._known.clear()
+        work()
+    return list(LAUNCHES)
+
+def pass_of(dtype, shift, gain, depth, flag):
+    x, y = (tensor(2, depth, 3, 3, dtype=dtype, shift=shift) for _ in range(2))
+    rnorm = tensor(2, 1, 3, 3)
+    def work():
+        passes.start_grad(
+            18, x, y, rnorm, None, x, rnorm, rnorm, x, None, x, None, rnorm, None,
+            gain, 18, 9, 1, depth, 9 * depth, 9, 1, 9 * depth, 9, 1, 0, 9,
+            CENTERED=flag, BIAS=False, RELU=True, COSINE=False, RAW=False, SCALE=0, DSCALE=False,
+            UNITS=False, BP=16, BC=16, WHOLE=True, BW=16, num_warps=2 if flag else 4,
+        )
+    return work
+
+works = []
+for dtype in (torch.float32, torch.bfloat16):
+    for shift in (0, 1):
+        for gain in (1.0, 2.5):
+            for depth in (1, 16, 17):
+                works.append(pass_of(dtype, shift, gain, depth, depth > 1))
+for work in works:
+    assert launches(work, True) == launches(work, False) and len(LAUNCHES) == 3
+
+# All at once, so that what is remembered of one launch could be mistaken for another's.
+def all_of_them():
+    for work in works:
+        work()
+
+known = launches(all_of_them, True)
+assert known == launches(all_of_them, False) and len(known) == 3 * len(works)
+assert len({hash for hash, _, _ in known}) > 8
+
+# A layer in real life.
+for apart in (False, True):
+    launch.apart = lambda input, weight: apart
+    x, w = torch.randn(2, 6, 5, 5, requires_grad=True), torch.randn(4, 6, 3, 3, requires_grad=True)
+    def layer():
+        y = functional.cosine_conv2d(x, w, padding=1, centered=True, activation="relu")
+        torch.autograd.grad(y, (x, w), y)
+    shape = lambda made: [(hash, programs, len(told)) for hash, programs, told in made]
+    assert shape(launches(layer, True)) == shape(launches(layer, False))
+    assert sum(len(p._known) for p in PASSES) >= 4
+
+passes._MOST = 3
+for count in range(1, 9):
+    pass_of(torch.float32, 0, 1.0, count, True)()
+assert len(passes.start_grad._known) <= 3
+print("alike")
+"""
+
+
+def test_known_launches_are_tritons_own():
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["alike"]
