@@ -5,7 +5,9 @@ import io
 
 import pytest
 import torch
+import torch.fx
 from torch import nn
+from torch.export import Dim
 from torch.nn.utils import prune
 
 import cosnorm
@@ -153,6 +155,34 @@ def test_no_weight_work_and_no_op_of_ours(monkeypatch):
                 ["aten.conv2d.default"],
                 ["aten.linear.default"],
             )
+
+
+@pytest.mark.parametrize("similarity", ["Cosine", "Pearson"])
+def test_export_leaves_the_size_of_images_open(similarity):
+    layer = getattr(cosnorm.nn, f"{similarity}Conv2d")
+    model = nn.Sequential(layer(3, 4, 5, stride=3, padding=2, dilation=2, bias=True)).eval()
+    cosnorm.fold(model)
+    sizes = {0: Dim("batch"), 2: Dim("height", min=8), 3: Dim("width", min=8)}
+    program = torch.export.export(model, (torch.randn(2, 3, 12, 15),), dynamic_shapes=(sizes,))
+    for shape in ((1, 3, 8, 17), (3, 3, 19, 8), (2, 3, 14, 13)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(program.module()(x), model(x))
+
+
+@pytest.mark.parametrize("box", [nn.Sequential, cosnorm.nn.Sequential])
+@pytest.mark.parametrize("case", LAYERS)
+def test_fx_sees_one_call(case, box):
+    layer, shape = build(case, bias=True, scale=2.0, activation="relu")
+    model, x = box(layer, nn.Tanh()).eval(), torch.randn(shape) + 30
+    cosnorm.fold(model)
+    traced = torch.fx.symbolic_trace(model)
+    called = [n.target.__name__ for n in traced.graph.nodes if n.op == "call_function"]
+    assert called == ["folded_linear" if "linear" in case else "folded_conv"]
+    assert torch.equal(traced(x), model(x))
+    cast = copy.deepcopy(traced).bfloat16()
+    assert torch.equal(cast(x.bfloat16()), model.bfloat16()(x.bfloat16()))
+    with pytest.raises(TypeError, match=r"Folded.*input must be floating point.*got torch\.int64"):
+        traced(x.long())
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from cosnorm import algorithm, chain, chain_op, fold, reference
-from cosnorm.conversion import folding
+from cosnorm.conversion import folded
 from cosnorm.nn import CosineConv2d, PearsonConv1d, PearsonConv2d, PearsonConv3d, Sequential
 
 pytest.importorskip("triton", reason="the kernels need triton")
@@ -215,7 +215,7 @@ def test_folded_layers(arguments, centered, device, manner, chains, monkeypatch)
         want = nn.Sequential(*net).double()(x.double())
         net.float()
         fold(net)
-        monkeypatch.setattr(folding, "_by_kernels", lambda input: True)
+        monkeypatch.setattr(folded, "_by_kernels", lambda input: True)
         got = net(x)
     assert chains == [len(arguments)]
     torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5)
