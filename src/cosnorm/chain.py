@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cosnorm import algorithm, reference
-from cosnorm.chain_op import KEPT, Layer, steps_for
+from cosnorm.chain_op import Layer, call, steps_for
 from cosnorm.functional import autocast, exporting, transforming
 from cosnorm.kernels import plain
 from cosnorm.kernels.steps import Weight, output_size
@@ -94,8 +94,7 @@ def _call(input: Tensor, links: Sequence[Link], keep: bool) -> Tensor:
     steps = [layer.geometry[:3] for layer in layers]
     sizes = [[n for size in each for n in size] for each in zip(*steps, strict=True)]
     statics = (*sizes, links[0].centered, keep)
-    outputs = torch.ops.cosnorm.cosine_chain(input, weights, biases, *statics)
-    return outputs[-KEPT if keep else -1]
+    return call(input, weights, biases, *statics)
 
 
 def _infer(input: Tensor, links: Sequence[Link]) -> Tensor:

@@ -116,21 +116,58 @@ def _autograd(ctx, grads):
     none, grad = (None,) * len(ctx.statics), grads[-KEPT]
     if grad is None:
         return (None, [None] * count, [None] * biased, *none)
+    of_input, of_weights, of_biases = ctx.needs_input_grad[:3]
+    found = _wanted(ctx, grad, [of_input, *of_weights, *(of_biases if biased else [])])
+    return found[0], found[1 : 1 + count], found[1 + count :], *none
+
+
+def _wanted(ctx, grad: Tensor, need: Sequence[bool]) -> list[Tensor | None]:
+    """Gradients of input, weights and biases."""
+    (count, biased), need = ctx.counts, [bool(n) for n in need]
     input, *rest = ctx.saved_tensors
     weights, biases = rest[:count], rest[count : count + biased]
     kept = rest[count + biased :]
-    of_input, of_weights, of_biases = ctx.needs_input_grad[:3]
-    need = [bool(n) for n in (of_input, *of_weights, *(of_biases if biased else []))]
+    given = (grad, input, weights, biases, kept)
     if torch.is_grad_enabled():
         found: Any = _pullback(grad, [input, *weights, *biases], count, ctx.statics, need)
     elif is_legacy_batchedtensor(grad):
-        found = _one_by_one(grad, input, weights, biases, kept, ctx.statics, need)
+        found = _one_by_one(*given, ctx.statics, need)
+    elif ops.is_unseen(grad, input, *weights, *biases):
+        found = _run_backward(*given, *ctx.statics, need=need)
     else:
-        found = torch.ops.cosnorm.cosine_chain_backward(
-            grad, input, weights, biases, kept, *ctx.statics, need
-        )
-    grads = [g if wants else None for g, wants in zip(found, need, strict=True)]
-    return grads[0], grads[1 : 1 + count], grads[1 + count :], *none
+        found = torch.ops.cosnorm.cosine_chain_backward(*given, *ctx.statics, need)
+    return [g if wants else None for g, wants in zip(found, need, strict=True)]
+
+
+class CosineChain(torch.autograd.Function):
+    """What torch.library makes of the op for autograd, for `call`."""
+
+    @staticmethod
+    def forward(ctx, statics, count, input, *parameters):
+        weights, biases = parameters[:count], parameters[count:]
+        outputs = _run(input, weights, biases, *statics)
+        _setup_context(ctx, (input, weights, biases, *statics), outputs)
+        return outputs[-KEPT]
+
+    @staticmethod
+    def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
+        if grad is None:
+            return (None,) * len(ctx.needs_input_grad)
+        return None, None, *_wanted(ctx, grad, ctx.needs_input_grad[2:])
+
+
+def call(
+    input: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], *statics: Any
+) -> Tensor:
+    """The last output of the op; without the dispatcher where `ops.call` does without."""
+    tensors = (input, *weights, *biases)
+    keep = statics[-1]
+    if not ops.is_unseen(*tensors):
+        outputs = torch.ops.cosnorm.cosine_chain(input, weights, biases, *statics)
+        return outputs[-KEPT if keep else -1]
+    if keep and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return CosineChain.apply(statics, len(weights), *tensors)  # pyright: ignore[reportReturnType]
+    return _run(input, weights, biases, *statics)[-KEPT if keep else -1]
 
 
 def _one_by_one(grad, input, weights, biases, kept, statics, need) -> list[Tensor]:

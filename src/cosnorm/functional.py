@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from cosnorm import ops as _ops  # noqa: F401  (registers the ops)
-from cosnorm import reference, transposed
+from cosnorm import ops, reference, transposed
 from cosnorm.checks import (
     check_choices,
     check_scale,
@@ -106,7 +105,7 @@ def _apply(
     bias = None if bias is None else bias.to(weight.dtype)  # they differ under autocast at most
     if exporting() or transforming():
         return formula(input, weight, bias, scale, *geometry, *rest).output
-    return getattr(torch.ops.cosnorm, name)(input, weight, bias, scale, *geometry, *rest)[0]
+    return ops.call(name, input, weight, bias, scale, *geometry, *rest)
 
 
 def autocast(input: Tensor) -> Tensor:

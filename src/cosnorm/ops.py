@@ -4,6 +4,9 @@
 `_backward`. An op returns (output, cosine, rnorm, mean, weight_stats, unit), of which callers use
 the first and backward the rest. Backward is the fast formula; where it has to be differentiated
 again, the reference is differentiated instead.
+
+The dispatcher takes longer to reach an op and its backward than a small layer takes. `call` goes
+around it where nobody is there who would look at an op on the way.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +14,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._C._functorch import is_legacy_batchedtensor  # pyright: ignore[reportMissingImports]
 
 from cosnorm import reference
 from cosnorm.families import FAMILIES, Family
@@ -23,6 +27,19 @@ _KEPT = "Tensor output, Tensor cosine, Tensor rnorm, Tensor mean, Tensor weight_
 _TAIL = "float gain, bool centered, bool relu"
 
 library = torch.library.Library("cosnorm", "DEF")
+
+
+def is_unseen(*tensors: Tensor | None) -> bool:
+    """Whether a call is between torch's own tensors and autograd alone: no compiler, no tracer, no
+    mode that looks at ops, no subclass, no batched gradient."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return False
+    if torch._C._get_tracing_state() is not None:
+        return False
+    return all(
+        t is None or (type(t) in (Tensor, nn.Parameter) and t.device.type in ("cpu", "cuda"))
+        for t in tensors
+    )
 
 
 def pullback(
@@ -146,10 +163,39 @@ def _autograd(family: Family, name: str, ctx, grad, *_):
     tensors = (input, weight, bias, scale)
     if torch.is_grad_enabled():
         return (*pullback(family.reference, grad, tensors, ctx.statics, need), *none)
-    op = getattr(torch.ops.cosnorm, f"{name}_backward")
+    if is_unseen(grad, *tensors) and not is_legacy_batchedtensor(grad):
+        op = partial(_run_backward, family)
+    else:
+        op = getattr(torch.ops.cosnorm, f"{name}_backward")
     # One of output and cosine was kept; the other place takes the same tensor, unread.
     grads = op(grad, *tensors, kept, kept, *stats, *ctx.statics, need)
     return (*(g if wants else None for g, wants in zip(grads, need, strict=True)), *none)
+
+
+class CosineLayer(torch.autograd.Function):
+    """What torch.library makes of an op for autograd, for `call`: arguments of the op, its name."""
+
+    @staticmethod
+    def forward(ctx, *arguments):
+        *inputs, name = arguments
+        ctx.name = name
+        outputs = _run(FAMILIES[name], *inputs)
+        _setup_context(ctx, inputs, outputs)
+        return outputs[0]
+
+    @staticmethod
+    def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return *_autograd(FAMILIES[ctx.name], ctx.name, ctx, grad), None
+
+
+def call(name: str, *arguments: Any) -> Tensor:
+    """The output of an op."""
+    tensors = arguments[:4]
+    if not is_unseen(*tensors):
+        return getattr(torch.ops.cosnorm, name)(*arguments)[0]
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        return CosineLayer.apply(*arguments, name)  # pyright: ignore[reportReturnType]
+    return _run(FAMILIES[name], *arguments)[0]
 
 
 def _vmap(name: str, info, in_dims, input, weight, bias, scale, *statics):
