@@ -37,7 +37,9 @@ MODES = ("forward", "backward", "both", "folded")  # folded: forward with normal
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("benchmarks.layers", description="Layers against their peers")
+    parser = argparse.ArgumentParser(
+        "cosnorm bench layers", description="Layers against their peers"
+    )
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--dtype", choices=DTYPES, help="float32 on cpu, bfloat16 on cuda")
     parser.add_argument("--kinds", default="conv,linear")

@@ -27,7 +27,9 @@ METHODS = ("none", "batch", "weight", "layer", "cosine", "pearson")
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("benchmarks.network", description="A training step, by method")
+    parser = argparse.ArgumentParser(
+        "cosnorm bench network", description="A training step, by method"
+    )
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--batch", type=int, help="128 on cuda, 8 on cpu")

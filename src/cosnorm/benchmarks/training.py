@@ -69,7 +69,7 @@ def whole(config: Config, dataset: Dataset) -> float:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser("benchmarks.training", description="A run against its step")
+    parser = argparse.ArgumentParser("cosnorm bench training", description="A run against its step")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--sets", default="mnist,cifar10")
     parser.add_argument("--methods", default="pearson,batch")
