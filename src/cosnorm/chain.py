@@ -57,6 +57,8 @@ def serves(input: Tensor, links: Sequence[Link]) -> bool:
 def _by_triton(input: Tensor, links: Sequence[Link]) -> bool:
     if torch.compiler.is_compiling():
         return input.device.type == "cuda" and not links[0].folded and not exporting()
+    if torch._C._get_tracing_state() is not None:
+        return False  # whether gradients are wanted would be part of the trace
     weights = [link.layer.weight for link in links]
     return steps_for(input, weights) is not plain
 

@@ -128,11 +128,11 @@ def _wanted(ctx, grad: Tensor, need: Sequence[bool]) -> list[Tensor | None]:
     weights, biases = rest[:count], rest[count : count + biased]
     kept = rest[count + biased :]
     given = (grad, input, weights, biases, kept)
-    if torch.is_grad_enabled():
+    if ops.wants_reference():
         found: Any = _pullback(grad, [input, *weights, *biases], count, ctx.statics, need)
-    elif is_legacy_batchedtensor(grad):
+    elif is_legacy_batchedtensor(grad) or torch._C._are_functorch_transforms_active():
         found = _one_by_one(*given, ctx.statics, need)
-    elif ops.is_unseen(grad, input, *weights, *biases):
+    elif ops.goes_direct(grad, input, *weights, *biases):
         found = _run_backward(*given, *ctx.statics, need=need)
     else:
         found = torch.ops.cosnorm.cosine_chain_backward(*given, *ctx.statics, need)
@@ -162,7 +162,7 @@ def call(
     """The last output of the op; without the dispatcher where `ops.call` does without."""
     tensors = (input, *weights, *biases)
     keep = statics[-1]
-    if not ops.is_unseen(*tensors):
+    if not ops.goes_direct(*tensors):
         outputs = torch.ops.cosnorm.cosine_chain(input, weights, biases, *statics)
         return outputs[-KEPT if keep else -1]
     if keep and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_legacy_batchedtensor  # pyright: ignore[reportMissingImports]
+from torch.autograd import forward_ad
 
 from cosnorm import reference
 from cosnorm.families import FAMILIES, Family
@@ -30,16 +31,31 @@ library = torch.library.Library("cosnorm", "DEF")
 
 
 def is_unseen(*tensors: Tensor | None) -> bool:
-    """Whether a call is between torch's own tensors and autograd alone: no compiler, no tracer, no
-    mode that looks at ops, no subclass, no batched gradient."""
+    """Whether a call is between tensors in memory and autograd alone: no compiler, no tracer, no
+    mode that looks at ops, no transform, no subclass, nothing that torch would resolve on the way.
+    """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return False
-    if torch._C._get_tracing_state() is not None:
+    if torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state() is not None:
         return False
-    return all(
-        t is None or (type(t) in (Tensor, nn.Parameter) and t.device.type in ("cpu", "cuda"))
-        for t in tensors
-    )
+    return all(t is None or _is_in_memory(t) for t in tensors)
+
+
+def _is_in_memory(tensor: Tensor) -> bool:
+    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.device.type in ("cpu", "cuda")
+    lazy = tensor.is_neg() or tensor._is_zerotensor() or is_legacy_batchedtensor(tensor)
+    return plain and not lazy
+
+
+def goes_direct(*tensors: Tensor | None) -> bool:
+    """Whether a call may go around the dispatcher. A mode of torch's functions would be asked at
+    every step inside."""
+    return not torch._C._len_torch_function_stack() and is_unseen(*tensors)
+
+
+def wants_reference() -> bool:
+    """Whether a gradient is itself to be differentiated, backward or forward."""
+    return torch.is_grad_enabled() or forward_ad._current_level >= 0
 
 
 def pullback(
@@ -161,9 +177,9 @@ def _autograd(family: Family, name: str, ctx, grad, *_):
         return (None, None, None, None, *none)
     input, weight, bias, scale, kept, *stats = ctx.saved_tensors
     tensors = (input, weight, bias, scale)
-    if torch.is_grad_enabled():
+    if wants_reference():
         return (*pullback(family.reference, grad, tensors, ctx.statics, need), *none)
-    if is_unseen(grad, *tensors) and not is_legacy_batchedtensor(grad):
+    if goes_direct(grad, *tensors):
         op = partial(_run_backward, family)
     else:
         op = getattr(torch.ops.cosnorm, f"{name}_backward")
@@ -191,7 +207,7 @@ class CosineLayer(torch.autograd.Function):
 def call(name: str, *arguments: Any) -> Tensor:
     """The output of an op."""
     tensors = arguments[:4]
-    if not is_unseen(*tensors):
+    if not goes_direct(*tensors):
         return getattr(torch.ops.cosnorm, name)(*arguments)[0]
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
         return CosineLayer.apply(*arguments, name)  # pyright: ignore[reportReturnType]

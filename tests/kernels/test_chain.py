@@ -1,10 +1,12 @@
 """Layers in a row as one function, against the same layers one by one: by interpreter, or a GPU."""
 
 import itertools
+import warnings
 
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from cosnorm import algorithm, chain, chain_op, fold, reference
 from cosnorm.conversion import folded
@@ -215,10 +217,54 @@ def test_folded_layers(arguments, centered, device, manner, chains, monkeypatch)
         want = nn.Sequential(*net).double()(x.double())
         net.float()
         fold(net)
-        monkeypatch.setattr(folded, "_by_kernels", lambda input: True)
+        monkeypatch.setattr(folded, "_on_gpu", lambda input: True)
         got = net(x)
     assert chains == [len(arguments)]
     torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are compiled for the GPU here")
+@pytest.mark.parametrize("centered", [False, True])
+def test_a_trace_of_folded_layers_is_of_torch(centered, monkeypatch):
+    """As on a GPU, where the kernels would serve: whoever traces meets torch's ops alone."""
+    monkeypatch.setattr(folded, "_on_gpu", lambda input: True)
+    net = network(ARGUMENTS[0], centered).eval()
+    fold(net)
+    x, other = torch.randn(2, 3, 9, 8), torch.randn(2, 3, 9, 8)
+    with torch.no_grad():
+        want = net(other)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            traced = torch.jit.trace(net, x)
+        torch.testing.assert_close(traced(other), want, rtol=1e-4, atol=1e-5)
+        for mode in ("real", "fake"):
+            graph = make_fx(net, tracing_mode=mode, _allow_non_fake_inputs=True)(x)
+            torch.testing.assert_close(graph(other), want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are compiled for the GPU here")
+def test_a_trace_does_not_chain():
+    """Whether gradients are wanted would be part of it, and a check of the trace fail."""
+    net = network(ARGUMENTS[0], True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(net, torch.randn(2, 3, 9, 8))
+    assert "cosine_chain" not in str(traced.inlined_graph)
+    x = torch.randn(2, 3, 9, 8)
+    torch.testing.assert_close(traced(x), nn.Sequential(*net)(x))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are compiled for the GPU here")
+def test_gradients_of_a_batch_by_vmap():
+    net = network(ARGUMENTS[0], True)
+    x = torch.randn(1, 3, 9, 8, requires_grad=True)
+    y, leaves = net(x), [x, *net.parameters()]
+    seeds = torch.randn(3, *y.shape)
+    batched = torch.vmap(lambda g: torch.autograd.grad(y, leaves, g, retain_graph=True))(seeds)
+    for i, seed in enumerate(seeds):
+        one = torch.autograd.grad(y, leaves, seed, retain_graph=True)
+        for got, want in zip(batched, one, strict=True):
+            torch.testing.assert_close(got[i], want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cosnorm import algorithm, ops
 from cosnorm import functional as F
-from cosnorm import ops
 
 CASES = {
     "cosine_linear": ((3, 5), (4, 5)),
@@ -74,8 +75,56 @@ def test_who_is_seen():
     assert ops.is_unseen(plain, None, torch.nn.Parameter(plain))
     assert not ops.is_unseen(plain, plain.as_subclass(Subclass))
     assert not ops.is_unseen(plain.to("meta"))
+    assert not ops.is_unseen(torch.zeros(2, dtype=torch.complex64).conj().imag)
+    assert not ops.is_unseen(torch._efficientzerotensor(2))
     with Seen():
         assert not ops.is_unseen(plain)
+    with torch.device("cpu"):  # a mode of functions, not of ops
+        assert ops.is_unseen(plain) and not ops.goes_direct(plain)
+
+
+@pytest.fixture
+def triton():
+    pytest.importorskip("triton", reason="its kernels read memory as it is")
+    before = algorithm.set_backend("triton")
+    yield
+    algorithm.set_backend(before)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are compiled for the GPU here")
+def test_what_torch_resolves_on_the_way_is_resolved(triton):
+    """A negative bit, set by the gradient of a conjugate; a gradient of zeros without memory."""
+    x, w = torch.randn(2, 3, 5, 5, requires_grad=True), torch.randn(4, 3, 3, 3, requires_grad=True)
+    y = F.cosine_conv2d(x, w, padding=1, centered=True, activation="relu")
+    lazy = torch.complex(torch.zeros_like(y), torch.randn_like(y)).conj().imag
+    assert lazy.is_neg()
+    got = torch.autograd.grad(y, (x, w), lazy, retain_graph=True)
+    want = torch.autograd.grad(y, (x, w), lazy.resolve_neg(), retain_graph=True)
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    nothing = torch.autograd.grad(y, (x, w), torch._efficientzerotensor(y.shape))
+    assert not any(g.any() for g in nothing)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # by forward_ad itself
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are compiled for the GPU here")
+@pytest.mark.parametrize("name", CASES)
+def test_transforms_of_a_gradient(name, triton):
+    (x, w, b, s), _ = layer(name, centered=True)
+    y = getattr(F, name)(x, w, b, scale=s, centered=True)
+    seeds = torch.randn(3, *y.shape)
+
+    def gradients(seed):
+        return torch.autograd.grad(y, (x, w, b, s), seed, retain_graph=True)
+
+    batched = torch.vmap(gradients)(seeds)
+    for i, seed in enumerate(seeds):
+        for a, g in zip(batched, gradients(seed), strict=True):
+            torch.testing.assert_close(a[i], g, rtol=1e-4, atol=1e-5)
+    with forward_ad.dual_level():  # gradients are linear in their seed
+        duals = gradients(forward_ad.make_dual(seeds[0], seeds[1]))
+        for dual, g in zip(duals, gradients(seeds[1]), strict=True):
+            tangent = forward_ad.unpack_dual(dual).tangent
+            torch.testing.assert_close(tangent, g, rtol=1e-4, atol=1e-5)
 
 
 def test_nothing_is_kept_of_what_needs_no_gradient():

@@ -19,6 +19,7 @@ from cosnorm.chain_op import Layer
 from cosnorm.checks import check_kind, conv_sizes
 from cosnorm.functional import autocast, transforming
 from cosnorm.kernels.steps import LINEAR, Geometry, Weight
+from cosnorm.ops import is_unseen
 
 Unit = tuple[Tensor, Tensor | None, Tensor | None]  # v, its bias and Σv, which is Pearson's only
 Finish = tuple[Tensor | None, str | None]  # scale and activation
@@ -168,8 +169,12 @@ def folded_conv(
 
 def _by_kernels(input: Tensor) -> bool:
     """On a GPU, outside of any graph or transform, where nobody wants gradients."""
-    graph = torch.compiler.is_compiling() or (torch.is_grad_enabled() and input.requires_grad)
-    return input.is_cuda and not graph and not transforming()
+    wanted = torch.is_grad_enabled() and input.requires_grad
+    return _on_gpu(input) and not wanted and is_unseen(input) and not transforming()
+
+
+def _on_gpu(input: Tensor) -> bool:
+    return input.is_cuda
 
 
 def _in_dtype(unit: Unit, dtype: torch.dtype) -> Unit:
