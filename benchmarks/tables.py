@@ -28,6 +28,8 @@ def _where(report: dict[str, Any]) -> str:
     parts = [machine, f"torch {facts['torch']}", facts["date"]]
     if facts.get("driver"):
         parts.insert(1, f"driver {facts['driver']}")
+    if facts.get("commit"):
+        parts.append(f"commit {facts['commit']}")
     return ", ".join(parts)
 
 
@@ -97,12 +99,14 @@ def network(file: str) -> str:
 def training(*files: str) -> str:
     """The rate of a run against that of its step alone."""
     reports = [_load(file) for file in files]
-    lines = ["| run | ratio to its bare step | images a second |", "|---|---|---|"]
+    lines = ["| run | ratio to its bare step | images a second of that step |", "|---|---|---|"]
     for report in reports:
         for name, row in report["results"].items():
             spread = f"{min(row['ratios']):.2f}–{max(row['ratios']):.2f}"
             lines.append(f"| {name} | {row['ratio']:.2f} ({spread}) | {row['bare']:,.0f} |")
-    return "\n".join([*lines, "", f"{_where(reports[0])}."])
+    return "\n".join(
+        [*lines, "", f"Least and most of the rounds in brackets. {_where(reports[0])}."]
+    )
 
 
 EAGER = (
@@ -124,7 +128,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-autocast": lambda: layers("h200/autocast.json"),
     "gpu-forward": lambda: layers("h200/modes.json", OURS[:3], "forward"),
     "gpu-backward": lambda: layers("h200/modes.json", OURS[:3], "backward"),
-    "gpu-folded": lambda: layers("h200/modes.json", OURS[:3], "folded"),
+    "gpu-folded": lambda: layers("h200/modes.json", OURS[1:3], "folded"),
     "gpu-compiled": lambda: layers("h200/layers.json", COMPILED),
     "gpu-network": lambda: network("h200/network.json"),
     "gpu-network-launches": lambda: network("h200/network_launches.json"),

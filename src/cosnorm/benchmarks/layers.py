@@ -10,10 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 
-from cosnorm import fold
-from cosnorm.benchmarks.peers import CONVOLUTIONS, LINEARS, Factory, compiled
+from cosnorm.benchmarks.peers import CONVOLUTIONS, LINEARS, Factory, compiled, folded
 from cosnorm.benchmarks.timing import (
     graphed,
     held_bytes,
@@ -68,10 +66,10 @@ def providers(kind: str, options: argparse.Namespace) -> dict[str, Factory]:
         for name in ("cosine, unfold", "pearson, unfold"):
             chosen.pop(name, None)
         if not options.no_compile:
-            ours = ("cosine", "pearson", "cosine, formula", "pearson, formula")
-            for name in (f"{kind}+relu", "batch", "layer", *ours):
+            formulas = [name for name in chosen if name.endswith("formula")]
+            for name in (f"{kind}+relu", "batch", "layer", "cosine", "pearson", *formulas):
                 chosen[f"{name}, compiled"] = compiled(chosen[name])
-    for name in [n for n in chosen if n.endswith(", formula")]:
+    for name in [n for n in chosen if n.endswith("formula")]:
         chosen.pop(name)
     if options.only:
         wanted = [w.strip() for w in options.only.split(",")] + ["conv+relu", "linear+relu"]
@@ -86,8 +84,7 @@ def work(factory: Factory, x: torch.Tensor, mode: str, options: Any, out: int) -
     if x.dim() == 4:
         module = module.to(memory_format=LAYOUTS[options.layout])  # pyright: ignore
     if mode == "folded":
-        module = nn.Sequential(module).eval()
-        fold(module)
+        module = folded(module)
     leaves = [x, *(p for p in module.parameters() if p.requires_grad)]
 
     def forward() -> torch.Tensor:

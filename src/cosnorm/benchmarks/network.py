@@ -39,7 +39,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--launches", action="store_true", help="count launches: no CUDA graph")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--out", help="write JSON here")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    options.methods = options.methods.split(",")
+    if unknown := [name for name in options.methods if name not in METHODS]:
+        parser.error(f"--methods must be of {', '.join(METHODS)}; got {unknown[0]!r}")
+    if "none" not in options.methods or len(options.methods) + options.compile < 2:
+        parser.error(f"--methods must be none and others; got {','.join(options.methods)}")
+    return options
 
 
 def _draw(network: torch.nn.Module) -> None:
@@ -93,7 +99,7 @@ def main(argv: list[str]) -> int:
     checked = (torch.float32, DTYPES[options.dtype]) if options.dtype else (torch.float32,)
     print(f"checked: {verify(device, checked)} cases against float64")
     works, parameters = {}, {}
-    for method in options.methods.split(","):
+    for method in options.methods:
         for compiled in (False, True) if options.compile else (False,):
             name = f"{method}, compiled" if compiled else method
             work, parameters[name] = step(method, options, compiled)

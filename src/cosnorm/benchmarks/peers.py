@@ -5,9 +5,11 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 
-from cosnorm import reference
+from cosnorm import fold, reference
 from cosnorm.nn import CosineConv2d, CosineLinear, PearsonConv2d, PearsonLinear
 
 
@@ -49,8 +51,22 @@ class Unfold(_Similarity):
         return F.relu(out).unflatten(2, x.shape[2:])
 
 
+class BareFormula(_Similarity):
+    """The definition and no more: nothing is done about cancellation, constants or zeros."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = self.weight[0].numel()
+        wide = x.float()
+        square = F.avg_pool2d(wide.square().sum(1, keepdim=True), 3, 1, 1) * 9
+        if self.centered:
+            total = F.avg_pool2d(wide.sum(1, keepdim=True), 3, 1, 1) * 9
+            square = square - total * total / count
+        rnorm = square.clamp(min=1e-12).rsqrt().to(x.dtype)
+        return F.relu(F.conv2d(x, self.unit().to(x.dtype), padding=1) * rnorm)
+
+
 class Formula(_Similarity):
-    """The reference, traced through autograd: what a compiler makes of the plain formula."""
+    """The reference, traced through autograd: the formula with its guards, left to a compiler."""
 
     def forward(self, x: Tensor) -> Tensor:
         arguments = ([1, 1], [1, 1], [1, 1], 1, 1.0, self.centered, True)
@@ -72,7 +88,22 @@ class NormalizeLinear(nn.Module):
         return F.relu(F.linear(F.normalize(x, dim=-1), F.normalize(w, dim=-1)))
 
 
+class BareFormulaLinear(NormalizeLinear):
+    """As `BareFormula`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        w, wide = self.weight.float(), x.float()
+        square = wide.square().sum(-1, keepdim=True)
+        if self.centered:
+            w = w - w.mean(-1, keepdim=True)
+            square = square - wide.sum(-1, keepdim=True) ** 2 / w.shape[1]
+        v = w / w.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        return F.relu(F.linear(x, v.to(x.dtype)) * square.clamp(min=1e-12).rsqrt().to(x.dtype))
+
+
 class FormulaLinear(NormalizeLinear):
+    """As `Formula`."""
+
     def forward(self, x: Tensor) -> Tensor:
         return reference.cosine_linear(x, self.weight, None, None, 1.0, self.centered, True).output
 
@@ -97,6 +128,8 @@ CONVOLUTIONS: dict[str, Factory] = {
     "pearson, unfold": lambda i, o: Unfold(i, o, True),
     "cosine, formula": lambda i, o: Formula(i, o, False),
     "pearson, formula": lambda i, o: Formula(i, o, True),
+    "cosine, bare formula": lambda i, o: BareFormula(i, o, False),
+    "pearson, bare formula": lambda i, o: BareFormula(i, o, True),
 }
 
 LINEARS: dict[str, Factory] = {
@@ -112,7 +145,23 @@ LINEARS: dict[str, Factory] = {
     "pearson, normalize": lambda i, o: NormalizeLinear(i, o, True),
     "cosine, formula": lambda i, o: FormulaLinear(i, o, False),
     "pearson, formula": lambda i, o: FormulaLinear(i, o, True),
+    "cosine, bare formula": lambda i, o: BareFormulaLinear(i, o, False),
+    "pearson, bare formula": lambda i, o: BareFormulaLinear(i, o, True),
 }
+
+
+def folded(module: nn.Module) -> nn.Module:
+    """A module for inference, with whatever of it can be done beforehand."""
+    module = nn.Sequential(module).eval()
+    fold(module)
+    layers = module[0]
+    if isinstance(layers, nn.Sequential) and isinstance(layers[1], nn.BatchNorm2d | nn.BatchNorm1d):
+        join = fuse_conv_bn_eval if isinstance(layers[0], nn.Conv2d) else fuse_linear_bn_eval
+        return nn.Sequential(join(layers[0], layers[1]), *layers[2:])  # pyright: ignore
+    for part in module.modules():
+        if is_parametrized(part, "weight"):
+            remove_parametrizations(part, "weight")
+    return module
 
 
 def compiled(factory: Factory) -> Factory:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from cosnorm.benchmarks.timing import provenance, write
+from cosnorm.benchmarks.verify import verify
 from cosnorm.data import Dataset, Split
 from cosnorm.experiments.config import Config
 from cosnorm.experiments.learner import Learner, captured
@@ -81,6 +82,8 @@ def main(argv: list[str]) -> int:
     cuda = options.device == "cuda"
     rows = options.rows or (60_000 if cuda else 2000)
     steps = options.steps or (1000 if cuda else 20)
+    checked = (torch.float32, torch.bfloat16) if cuda else (torch.float32,)
+    print(f"checked: {verify(torch.device(options.device), checked)} cases against float64")
     results = {}
     for name in options.sets.split(","):
         dataset = images(name, rows)

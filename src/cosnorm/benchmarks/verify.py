@@ -1,16 +1,17 @@
 """The ops against the float64 reference on the device at hand: no speed is printed before this."""
 
+import copy
 import itertools
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cosnorm import fold, reference
 from cosnorm import functional as F
-from cosnorm.nn import CosineConv2d, PearsonConv2d
+from cosnorm.nn import CosineConv2d, PearsonConv2d, Sequential
 from cosnorm.reference import without_tf32
 
 # Beyond twice the error of plain torch in the same dtype (the rule), what rounding alone may add.
@@ -100,6 +101,7 @@ def verify(device: torch.device, dtypes: tuple[torch.dtype, ...]) -> int:
                 wrong += [f"autocast: {fault}" for fault in _mixed(layers, x, w)]
             if last and dtype != torch.float64:
                 wrong += _folded(arguments, centered, layers[1], x, w)
+                wrong += _chained(arguments, centered, x, w)
         faults += [f"{kind}{size} {dtype} centered={centered} last={last} {f}" for f in wrong]
         passed += not wrong
     assert not faults, "the ops do not pass on this device:\n" + "\n".join(faults)
@@ -154,13 +156,48 @@ def _mixed(layers: tuple[Any, Any, Any], x: Tensor, w: Tensor) -> list[str]:
     return compare(under(similar), exact, under(plain), [x, fine], SLACK[low])
 
 
+def _chained(arguments: dict[str, Any], centered: bool, x: Tensor, w: Tensor) -> list[str]:
+    """The layer between two others in a `Sequential`, where neighbours share their passes.
+
+    Against the three in float64; the same three one by one give the error that is allowed twice.
+    """
+    if arguments.get("groups", 1) > 1:
+        return []
+    kind = PearsonConv2d if centered else CosineConv2d
+    sizes = (x.shape[1], x.shape[1], 1), (x.shape[1], len(w), w.shape[2:]), (len(w), 40, 1)
+    options = ({}, arguments, {})
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        layers = [kind(*s, **o, activation="relu") for s, o in zip(sizes, options, strict=True)]
+    chained = Sequential(*layers).to(w.device, w.dtype)
+    with torch.no_grad():
+        layers[1].weight.copy_(w)
+    alone = nn.Sequential(*chained)
+    exact = nn.Sequential(*copy.deepcopy(chained)).double()
+    seed = torch.randn_like(alone(x).detach())
+    got, near = _of(chained, x, seed), _of(alone, x, seed)
+    faults = []
+    for i, want in enumerate(_of(exact, x.double(), seed.double())):
+        error, allowed = _error(got[i], want), 2 * _error(near[i], want) + 4 * SLACK[x.dtype]
+        if not error <= allowed:
+            faults.append(f"chained, tensor {i}: error {error:.2e}, allowed {allowed:.2e}")
+    return faults
+
+
+def _of(network: nn.Module, x: Tensor, seed: Tensor) -> list[Tensor]:
+    """The output, and the gradients of the input and of every parameter."""
+    x = x.detach().requires_grad_()
+    y = network(x)
+    return [y.detach(), *torch.autograd.grad(y, [x, *network.parameters()], seed)]
+
+
 def _folded(
     arguments: dict[str, Any], centered: bool, exact: Any, x: Tensor, w: Tensor
 ) -> list[str]:
     """The layer as `fold` leaves it, forward."""
     kind = PearsonConv2d if centered else CosineConv2d
     made = kind(x.shape[1], len(w), w.shape[2:], **arguments, scale=2.0, activation="relu")
-    model = torch.nn.Sequential(made).to(w.device, w.dtype).eval()
+    model = nn.Sequential(made).to(w.device, w.dtype).eval()
     with torch.no_grad():
         made.weight.copy_(w)
         fold(model)
