@@ -1,11 +1,13 @@
 """Fetching, against a server on this machine that behaves well, badly, and not."""
 
 import hashlib
+import io
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -212,6 +214,7 @@ def test_two_fetches_at_once_do_not_mix(toy, server, tmp_path):
 
 KILLED = """
 import sys
+import tarfile
 from cosnorm.data import fetch
 from cosnorm.data.releases import RELEASES, Download, File, Release
 url, root, digest, size = sys.argv[1:]
@@ -258,3 +261,22 @@ def test_the_real_mnist_from_a_local_mirror(server, tmp_path):
     server.manners = ["dies midway", "dies midway", "lies about content"]
     done = fetch("mnist", tmp_path, mirror=server.url, settings=QUICK)
     assert len(done.files) == 4 and {check.state for check in verify("mnist", tmp_path)} == {"ok"}
+
+
+def test_of_an_archive_only_the_releases_files_are_taken(server, tmp_path, monkeypatch):
+    """Whatever else is in it must not replace another set's files, or lie about among them."""
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist/labels").write_bytes(b"ours")
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
+        for name in ("toy/toy.bin", "mnist/labels", "evil.sh"):
+            entry = tarfile.TarInfo(name)
+            entry.size = 5
+            archive.addfile(entry, io.BytesIO(b"extra"))
+    server.files["toy.tgz"] = content.getvalue()
+    file = File("toy", "toy/toy.bin", sha(b"extra"), 5)
+    item = Download("toy.tgz", (f"{server.url}/toy.tgz",), (file,), None, None, archive=True)
+    monkeypatch.setitem(RELEASES, "toy", Release("toy", "A toy", "", "", (item,)))
+    fetch("toy", tmp_path, settings=QUICK)
+    assert everything(tmp_path) == ["mnist/labels", "toy/toy.bin"]
+    assert (tmp_path / "mnist/labels").read_bytes() == b"ours"

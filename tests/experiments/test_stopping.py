@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from cosnorm.data import load
 from cosnorm.experiments.stopping import Interrupted, Stop, interruptible
 
 
@@ -41,3 +42,18 @@ def test_time_counts_from_the_first_listening():
     assert stop.reason is None
     with stop.listening():
         assert stop.reason == "max_minutes"
+
+
+def test_a_signal_while_a_file_is_read_is_no_damage_of_the_file(tmp_path, monkeypatch):
+    image = pytest.importorskip("PIL.Image", reason="image folders need pillow")
+    for name in ("cats", "dogs"):
+        (tmp_path / name).mkdir()
+        for i in range(5):
+            image.new("RGB", (4, 4)).save(tmp_path / name / f"{i}.png")
+
+    def interrupted(path):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(image, "open", interrupted)
+    with interruptible(), pytest.raises(Interrupted, match="interrupted by SIGINT"):
+        load(str(tmp_path))

@@ -13,8 +13,12 @@ REASONS = {signal.SIGINT: "SIGINT", signal.SIGTERM: "SIGTERM"}
 _BY_RANK = (None, "max_minutes", *REASONS.values())  # a later one goes before an earlier one
 
 
-class Interrupted(Exception):
-    """A signal that came when there was nothing to save; `reason` names it."""
+class Interrupted(BaseException):
+    """A signal that came when there was nothing to save; `reason` names it.
+
+    No Exception, as KeyboardInterrupt is none: a reader that takes any error for a damaged file
+    must not take this for one.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"interrupted by {reason}")
