@@ -1,11 +1,19 @@
 import json
 import math
+import shutil
 
 import pytest
-from experiment_cases import config_for
+from experiment_cases import config_for, vector_data
 
 from cosnorm.experiments.errors import RunError
-from cosnorm.experiments.record import RunFolder, finite, read_run, result_of, window_of
+from cosnorm.experiments.record import (
+    RunFolder,
+    finite,
+    read_run,
+    sealed_state,
+)
+from cosnorm.experiments.result import result_of, window_of
+from cosnorm.experiments.run import run
 from cosnorm.experiments.storage import LocalStorage
 
 
@@ -188,3 +196,34 @@ def test_a_damaged_evaluation_is_named(folder, tmp_path, line):
         file.write(f"{line}\n")
     with pytest.raises(RunError, match=r"metrics.jsonl, line 2, is damaged: restore the file"):
         folder.metrics()
+
+
+@pytest.mark.parametrize("told_by", ["summary.json", "checkpoints/step-", "model.safetensors"])
+def test_without_config_json_the_other_files_say_whose_the_folder_is(tmp_path, told_by):
+    config, data = config_for(seed=0), vector_data()
+    run(config, tmp_path, dataset=data, checkpoint_seconds=0)
+    (tmp_path / "config.json").unlink()
+    if told_by != "summary.json":
+        (tmp_path / "summary.json").unlink()
+    if told_by.startswith("checkpoints"):
+        (tmp_path / "model.safetensors").unlink()
+    elif told_by.startswith("model"):
+        shutil.rmtree(tmp_path / "checkpoints")
+    before = sorted(path for path in tmp_path.rglob("*"))
+    with pytest.raises(RunError, match=rf"as {told_by}.* says \(seed 0, now 7\): give the same"):
+        run(config_for(seed=7), tmp_path, dataset=data)
+    assert sorted(path for path in tmp_path.rglob("*")) == before
+    assert run(config, tmp_path, dataset=data).status == "done"
+    assert RunFolder(LocalStorage(tmp_path)).config() == config
+
+
+def test_an_edited_config_json_does_not_make_a_result_that_of_other_settings(tmp_path):
+    run(config_for(seed=0), tmp_path, dataset=vector_data())
+    (tmp_path / "config.json").write_text(json.dumps(config_for(seed=7).to_dict()))
+    with pytest.raises(RunError, match=r"as summary\.json says \(seed 0, now 7\)"):
+        run(config_for(seed=7), tmp_path, dataset=vector_data())
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", b"\2" + b"\0" * 7 + b"[]", b"\xff" * 20])
+def test_a_damaged_sealed_file_tells_nothing(content):
+    assert sealed_state(content) == {}

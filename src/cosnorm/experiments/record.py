@@ -13,8 +13,8 @@
 
 import json
 import math
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
+import struct
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,8 @@ from cosnorm.experiments.errors import ConfigError, RunError, StorageError
 from cosnorm.experiments.storage import LocalStorage, Storage
 
 VOCABULARY = "vocabulary.safetensors"
+MODEL = "model.safetensors"
+AVERAGE = "ema.safetensors"
 
 
 @dataclass(frozen=True)
@@ -86,14 +88,33 @@ class RunFolder:
         self.storage.write(name, f"{text}\n".encode())
 
     def config(self) -> Config | None:
-        fields = self.read("config.json")
+        return self._settings("config.json", self.read("config.json"))
+
+    def _settings(self, name: str, fields: dict[str, Any] | None) -> Config | None:
         try:
             return None if fields is None else Config.from_dict(fields)
         except ConfigError as error:
             raise RunError(
-                f"{self.storage.label}/config.json is damaged or of another version of cosnorm "
+                f"{self.storage.label}/{name} is damaged or of another version of cosnorm "
                 f"({error}): restore it, use that version, or choose another folder"
             ) from error
+
+    def settings(self) -> dict[str, Config]:
+        """The settings of the run by the file that tells them: config.json and summary.json.
+
+        Where neither is there, those in the last checkpoint or in the final parameters.
+        """
+        summary = (self.read("summary.json") or {}).get("config")
+        told = {
+            "config.json": self.config(),
+            "summary.json": self._settings("summary.json", _object(summary)),
+        }
+        found = {name: config for name, config in told.items() if config is not None}
+        for name in () if found else (MODEL, *reversed(self.storage.names("checkpoints/step-"))):
+            fields = _object(sealed_state(self.storage.read(name) or b"").get("config"))
+            if (config := self._settings(name, fields)) is not None:
+                return {name: config}
+        return found
 
     def summary(self) -> dict[str, Any] | None:
         summary = self.read("summary.json")
@@ -136,11 +157,11 @@ class RunFolder:
         Settings that do not work out (a network too large for its images) must not keep the folder
         from the settings that do.
         """
-        is_new = self.config() is None
+        is_new = not self.settings()
         self.begin(config, environment)
         try:
             yield
-        except Exception:
+        except BaseException:
             if is_new and not any(map(self.storage.names, ("checkpoints/", "metrics.jsonl"))):
                 with suppress(StorageError):
                     for name in ("config.json", "environment.json", VOCABULARY):
@@ -152,18 +173,23 @@ class RunFolder:
         self.check(config)
         if self.read("environment.json") is None:
             self.write("environment.json", environment)
-        if self.config() is None:
-            self.write("config.json", config.to_dict())
+        self.keep_config(config)
 
     def check(self, config: Config) -> None:
-        """Refuse a folder that holds a run with other settings."""
-        known = self.config()
-        if known is not None and known != config:
-            raise RunError(
-                f"{self.storage.label} holds a run with other settings "
-                f"({differences(known, config)}): give the same flags to go on with it, "
-                "or choose another folder"
-            )
+        """Refuse a folder that holds a run with other settings, whichever file tells them."""
+        for name, known in self.settings().items():
+            if known != config:
+                told = "" if name == "config.json" else f", as {name} says"
+                raise RunError(
+                    f"{self.storage.label} holds a run with other settings{told} "
+                    f"({differences(known, config)}): give the same flags to go on with it, "
+                    "or choose another folder"
+                )
+
+    def keep_config(self, config: Config) -> None:
+        """Write config.json where it is missing."""
+        if self.config() is None:
+            self.write("config.json", config.to_dict())
 
 
 _NUMBER = (int, float)
@@ -198,6 +224,23 @@ def _fault_of(summary: Mapping[str, Any]) -> str | None:
     return None
 
 
+def sealed_state(content: bytes) -> dict[str, Any]:
+    """The small part of the state in a sealed file, its tensors unread and its seal unchecked.
+
+    Empty where the file is damaged or tells nothing.
+    """
+    try:
+        length = struct.unpack("<Q", content[:8])[0]
+        state = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["state"])
+    except (ValueError, KeyError, TypeError, struct.error):
+        return {}
+    return _object(state) or {}
+
+
+def _object(value: Any) -> dict[str, Any] | None:
+    return value if isinstance(value, dict) else None
+
+
 def differences(before: Config, now: Config) -> str:
     """The settings in which two configurations differ, as `lr 1.0, now 10.0`."""
     old, new = before.to_dict(), now.to_dict()
@@ -230,33 +273,3 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return value
-
-
-def window_of(config: Config) -> dict[str, Any]:
-    """The last part of a run over which its error is averaged.
-
-    The last 50 epochs or the last 10,000 steps; of a shorter run, the last quarter.
-    """
-    unit, length = ("epoch", config.epochs) if config.epochs else ("step", config.steps)
-    assert length is not None
-    whole = 50 if unit == "epoch" else 10_000
-    return {"unit": unit, "count": whole if length >= whole else math.ceil(length / 4)}
-
-
-def result_of(
-    config: Config, metrics: Sequence[Mapping[str, Any]], diverged: bool
-) -> dict[str, Any]:
-    """Mean and population variance of the test error over the window, and its last value."""
-    window = window_of(config)
-    length = config.epochs or config.steps
-    assert length is not None
-    first = length - window["count"]
-    errors = [line["test_error"] for line in metrics if line[window["unit"]] > first]
-    known = not diverged and bool(errors) and None not in errors
-    return {
-        "test_error_mean": statistics.fmean(errors) if known else None,
-        "test_error_variance": statistics.pvariance(errors) if known else None,
-        "final_test_error": metrics[-1]["test_error"] if metrics and not diverged else None,
-        "diverged": diverged,
-        "window": {**window, "evaluations": len(errors)},
-    }

@@ -56,6 +56,7 @@ def run(
     folder.check(config)
     summary = folder.summary()
     if over := ranks.most(0 if summary is None else 1 + summary["diverged"]):
+        folder.keep_config(config)
         return Outcome(("done", "diverged")[over - 1], summary)
     if ranks.count > 1 and config.device != "cpu":
         raise RunError(f"several ranks train on CPUs only; got device {config.device}: use cpu")

@@ -14,7 +14,8 @@ from cosnorm.experiments.config import Config
 from cosnorm.experiments.environment import environment
 from cosnorm.experiments.errors import RunError
 from cosnorm.experiments.learner import Learner
-from cosnorm.experiments.record import RunFolder, result_of
+from cosnorm.experiments.record import AVERAGE, MODEL, RunFolder
+from cosnorm.experiments.result import result_of
 from cosnorm.experiments.watching import Watcher
 
 
@@ -175,11 +176,11 @@ class Session:
         """Write the final parameters, and last of all the summary."""
         storage, learner = self.folder.storage, self.learner
         seconds = self.clock.seconds()
-        about = {"step": self.step, "data": self.data}
-        storage.write("model.safetensors", seal(learner.network.state_dict(), about))
+        about = {"step": self.step, "data": self.data, "config": self.config.to_dict()}
+        storage.write(MODEL, seal(learner.network.state_dict(), about))
         if learner.average is not None:
             average = learner.average.network.state_dict()
-            storage.write("ema.safetensors", seal(average, about))
+            storage.write(AVERAGE, seal(average, about))
         summary = {
             **result_of(self.config, self.folder.metrics(), diverged),
             "steps": self.step,
