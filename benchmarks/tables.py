@@ -109,6 +109,21 @@ def training(*files: str) -> str:
     )
 
 
+def runs(*folders: str) -> str:
+    """Whole runs by their summaries: length, time and result."""
+    lines = ["| run | epochs | seconds | test error, mean of the last | commit |", "|---" * 5 + "|"]
+    for folder in folders:
+        for path in sorted((ROOT / "results" / folder).glob("*/summary.json")):
+            run = json.loads(path.read_text())
+            config, window = run["config"], run["window"]
+            lines.append(
+                f"| {config['dataset']} {config['method']} | {config['epochs']} "
+                f"| {run['seconds']:.1f} | {run['test_error_mean']:.2f} % of {window['count']} "
+                f"| {run['environment']['commit'][:7]} |"
+            )
+    return "\n".join(lines)
+
+
 EAGER = (
     "batch", "layer", "weight", "cosine", "pearson", "cosine, ones kernel",
     "pearson, ones kernel", "cosine, normalize", "pearson, normalize",
@@ -132,6 +147,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-compiled": lambda: layers("h200/layers.json", COMPILED),
     "gpu-network": lambda: network("h200/network.json"),
     "gpu-network-launches": lambda: network("h200/network_launches.json"),
+    "gpu-runs": lambda: runs("h200/mnist", "h200/20news"),
     "gpu-training": lambda: training("h200/training_mnist.json", "h200/training_cifar10.json"),
 }
 
