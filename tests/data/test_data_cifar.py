@@ -234,9 +234,9 @@ def test_pickle_damage(tmp_path, case):
 @pytest.mark.parametrize("name, classes", [("cifar10", 10), ("cifar100", 100)])
 def test_the_real_files(name, classes):
     root = real_data()
-    start = time.perf_counter()
+    start = time.process_time()
     data = load(name, root)
-    assert time.perf_counter() - start < 8  # under 1 s on an idle core
+    assert time.process_time() - start < 8  # under 1 s, however busy the machine is with others
     assert (len(data.train), len(data.test)) == (50_000, 10_000)
     assert torch.equal(torch.bincount(data.train.y), torch.full((classes,), 50_000 // classes))
     assert torch.equal(torch.bincount(data.test.y), torch.full((classes,), 10_000 // classes))
