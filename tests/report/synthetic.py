@@ -125,5 +125,17 @@ def write_comparison(
     return folder
 
 
+def write_errors(folder: Path, config: dict[str, Any], errors: list[float]) -> Path:
+    """One finished run with exactly these errors, one an epoch."""
+    write_run(folder, {**config, "epochs": len(errors)})
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line, error in zip(lines, errors, strict=True):
+        line["test_error"] = error
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary = summary_of({**config, "epochs": len(errors)}, lines, ENVIRONMENT, "finished")
+    _write(folder / "summary.json", summary)
+    return folder
+
+
 def _write(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=2))

@@ -5,7 +5,7 @@ import re
 
 import pytest
 from browser import DOWN, UP, browser, move
-from synthetic import ENVIRONMENT, LEVELS, config_of, write_comparison, write_run
+from synthetic import ENVIRONMENT, LEVELS, config_of, write_comparison, write_errors, write_run
 
 from cosnorm.report import write_report
 
@@ -227,3 +227,65 @@ def test_nothing_overflows_a_phone(page, width):
     stage = page.run("return document.querySelector('#chart-0 .stage').clientWidth")
     drawn = page.run("return document.querySelector('#chart-0 svg').getBoundingClientRect().width")
     assert drawn == pytest.approx(stage, abs=1)
+
+
+def open_at(session, width, report):
+    session.devtools(
+        "Emulation.setDeviceMetricsOverride",
+        width=width, height=800, deviceScaleFactor=1, mobile=False,
+    )  # fmt: skip
+    session.open(report.page)
+
+
+def assert_numbers_fit(session):
+    """No number along the y-axis is cut off, nor under the title of the axis."""
+    boxes = session.run(
+        "const box = (t) => (({left, right}) => [left, right])(t.getBoundingClientRect());"
+        "const all = [...document.querySelectorAll('#chart-0 .axes text')];"
+        "const title = all.filter(t => t.getAttribute('transform')).map(box)[0];"
+        "const numbers = all.filter(t => t.getAttribute('text-anchor') === 'end').map(box);"
+        "return {title, numbers, left: box(document.querySelector('#chart-0 svg'))[0]}"
+    )
+    assert len(boxes["numbers"]) >= 2
+    assert boxes["title"][0] >= boxes["left"]
+    assert min(left for left, _ in boxes["numbers"]) >= boxes["title"][1]
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_an_error_of_0_leaves_an_axis_that_can_be_read(session, tmp_path, width):
+    for method in ("pearson", "cosine"):
+        write_errors(tmp_path / method, config_of(method), [50.0, 30.0, 8.0] + [0.0] * 17)
+    report = write_report(tmp_path, tmp_path / "report", published={})
+    open_at(session, width, report)
+    assert max(labels(session, "end")) >= 40
+    assert all(tick == int(tick) for tick in labels(session, "middle"))
+    end, bottom = session.run(
+        f"const c = {CURVES}[0]; const r = document.querySelector('#chart-0 clipPath rect');"
+        "return [c.getPointAtLength(c.getTotalLength()).y,"
+        " +r.getAttribute('y') + +r.getAttribute('height')]"
+    )
+    assert end <= bottom - 1.5, "the line at 0 is whole"
+    assert_numbers_fit(session)
+    choose(session, 0, "train_loss")
+    assert_numbers_fit(session)
+    choose(session, 3, "log")
+    assert_numbers_fit(session)
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_one_epoch_beside_the_paper(session, tmp_path, width):
+    for method, level in LEVELS.items():
+        write_errors(tmp_path / method, config_of(method), [5 * level])
+    open_at(session, width, write_report(tmp_path, tmp_path / "report"))
+    clipped = "!!d.closest('[clip-path]')"
+    dots = f"return [...document.querySelectorAll('#chart-0 .dot')].map(d => {clipped})"
+    assert session.run(dots) == [False] * len(LEVELS)
+    assert labels(session, "middle") == [0, 1]
+    papers = "return document.querySelectorAll('#chart-0 .paper').length"
+    note = "return document.querySelector('#chart-0 .note').textContent"
+    assert session.run(papers) == 0
+    assert "the paper’s values (pearson 1.39, cosine 1.40," in session.run(note)
+    assert_numbers_fit(session)
+    choose(session, 2 if session.run("return !!DATA.sections[0].units[1]") else 1, "whole")
+    assert session.run(papers) == len(LEVELS)
+    assert session.run(note) == ""

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from synthetic import LEVELS, config_of, write_comparison, write_run
 
 from cosnorm.report import group_runs, load_runs
-from cosnorm.report.curves import Curve, group_curve, off_scale, readable_range, thin
+from cosnorm.report.curves import LEAST, Curve, group_curve, off_scale, readable_range, thin
 
 heights = st.lists(st.floats(-1e6, 1e6), min_size=0, max_size=300)
 
@@ -67,6 +67,21 @@ def test_a_curve_that_never_fell_does_not_flatten_the_others():
     curves = [falling(level) for level in (6.4, 7.3, 8.1, 7.4)] + [curve([90.0] * 200)]
     assert off_scale(curves) == [False, False, False, False, True]
     assert readable_range(curves)[1] < 15
+
+
+def test_curves_that_end_at_no_error_have_an_axis_that_can_be_read():
+    done = [curve([50.0, 20.0, 8.0, 1.0] + [0.0] * 16), curve([40.0, 2.0] + [0.0] * 18)]
+    low, high = readable_range(done)
+    assert high >= 50, "the fall is all that there is to see"
+    assert -0.05 * high < low < 0, "a line at 0 is inside, not on the edge"
+    low, high = readable_range([curve([0.0] * 20)])
+    assert high - low >= LEAST
+
+
+def test_the_fall_yields_to_differences_that_the_table_shows():
+    low, high = readable_range([falling(0.0), falling(0.05)])
+    assert high < 0.5
+    assert low < 0
 
 
 @pytest.mark.parametrize("ys", [[], [3.0], [0.0, 0.0, 0.0], [5.0] * 100, [-2.0, -1.0]])

@@ -2,7 +2,7 @@ import statistics
 
 import matplotlib
 import pytest
-from synthetic import LEVELS, config_of, write_comparison, write_run
+from synthetic import LEVELS, config_of, write_comparison, write_errors, write_run
 
 from cosnorm.report import group_runs, load_runs
 from cosnorm.report.figures import _RC, _comparison, _settings
@@ -75,3 +75,31 @@ def test_diverged_methods_do_not_choose_the_range(tmp_path):
     with matplotlib.rc_context(_RC):
         (ax,) = _comparison(section).axes
     assert ax.get_ylim()[1] < 5
+
+
+def drawn(folder):
+    (section,) = group_runs(load_runs(folder)[0], [])
+    with matplotlib.rc_context(_RC):
+        figure = _comparison(section)
+        figure.canvas.draw()
+    return figure
+
+
+def test_an_error_of_0_leaves_an_axis_with_round_numbers(tmp_path):
+    for method in ("pearson", "cosine"):
+        write_errors(tmp_path / method, config_of(method), [50.0, 30.0, 8.0] + [0.0] * 17)
+    (ax,) = drawn(tmp_path).axes
+    low, high = ax.get_ylim()
+    assert low < 0 < 50 < high
+    assert ax.yaxis.get_offset_text().get_text() == ""
+    assert all(tick == int(tick) for tick in ax.get_xticks())
+
+
+def test_a_single_evaluation_is_a_whole_dot(tmp_path):
+    for method, error in (("pearson", 5.0), ("cosine", 6.0), ("flat", 90.0)):
+        write_errors(tmp_path / method, config_of(method), [error])
+    (ax,) = drawn(tmp_path).axes
+    dots = [line for line in ax.lines if line.get_marker() == "o"]
+    assert [tuple(dot.get_xydata()[0]) for dot in dots] == [(1, 5), (1, 6)], "flat is off scale"
+    assert not any(dot.get_clip_on() for dot in dots)
+    assert list(ax.get_xticks()) == [0, 1]

@@ -91,6 +91,8 @@ def for_scale(groups: Sequence[Group], curves: Sequence[Curve]) -> list[Curve]:
 # A curve whose converged level lies this many times above the median level leaves the scale to
 # the others and is named as off scale instead.
 OFF_SCALE = 4.0
+# The least height of an axis of errors, in percentage points; a twentieth of it is the same.
+LEAST = 0.1
 
 
 def levels(curves: Sequence[Curve]) -> list[float | None]:
@@ -98,35 +100,50 @@ def levels(curves: Sequence[Curve]) -> list[float | None]:
     return [statistics.median(_tail(c.y)) if c.y else None for c in curves]
 
 
-def off_scale(curves: Sequence[Curve]) -> list[bool]:
-    """Which curves lie so far above the rest that they would flatten it."""
+def off_scale(curves: Sequence[Curve], least: float = LEAST) -> list[bool]:
+    """Which curves lie so far above the rest that they would flatten it; none above a rest at 0."""
     known = [level for level in levels(curves) if level is not None]
-    if not known:
+    middle = statistics.median_low(known) if known else 0.0
+    if middle <= least / 20:
         return [False] * len(curves)
-    limit = OFF_SCALE * statistics.median_low(known)
-    return [level is not None and level > limit > 0 for level in levels(curves)]
+    limit = max(OFF_SCALE * middle, least)
+    return [level is not None and level > limit for level in levels(curves)]
 
 
-def readable_range(curves: Sequence[Curve]) -> tuple[float, float]:
+def readable_range(curves: Sequence[Curve], least: float = LEAST) -> tuple[float, float]:
     """The y-range that shows the converged part: early transients may leave it at the top.
 
     Its floor is the lowest point. Its ceiling is the 97th percentile of what comes after the first
-    tenth, but stays within 1.2 times the spread of the converged halves above them. The bands of
-    the converged halves are inside, as wide as they typically are.
+    tenth, but stays within 1.2 times the spread of the converged halves above them; where these are
+    all the same to a twentieth of `least`, there is nothing to tell apart and the whole fall is
+    shown. The bands of the converged halves are inside, as wide as they typically are. The height
+    is `least` or more.
     """
-    pairs = zip(curves, off_scale(curves), strict=True)
+    pairs = zip(curves, off_scale(curves, least), strict=True)
     kept = [c for c, off in pairs if not off and c.y]
     if not kept:
         return (0.0, 1.0)
     low = min(min(min(c.y), statistics.median(_tail(c.y)) - _band(c)) for c in kept)
     tail = max(_quantile(_tail(c.y), 0.98) + _band(c) for c in kept)
-    settled = [y for c in kept for y in c.y[len(c.y) // 10 :]]
-    spread = max(tail - low, 0.05 * abs(low), 1e-6)
-    high = min(max(_quantile(settled, 0.97), tail), tail + 1.2 * spread)
-    margin = 0.06 * max(high - low, spread)
-    floor = low - margin
+    if tail - low > least / 20:
+        settled = [y for c in kept for y in c.y[len(c.y) // 10 :]]
+        spread = max(tail - low, 0.05 * abs(low), least)
+        high = min(max(_quantile(settled, 0.97), tail), tail + 1.2 * spread)
+    else:
+        high = max(max(c.y) for c in kept)
     positive = all(min(c.y) >= 0 for c in kept)
-    return (max(0.0, floor) if positive else floor, high + margin)
+    low, high = _at_least(least, low, high, 0.0 if positive else -math.inf)
+    margin = 0.06 * (high - low)
+    # A little room below 0 keeps a line that lies on it whole.
+    floor = -0.02 * (high - low) if positive else -math.inf
+    return (max(low - margin, floor), high + margin)
+
+
+def _at_least(least: float, low: float, high: float, floor: float) -> tuple[float, float]:
+    """The span, grown to `least` on both sides alike, but not below `floor`."""
+    missing = max(0.0, least - (high - low))
+    down = min(missing / 2, max(0.0, low - floor))
+    return (low - down, high + missing - down)
 
 
 def _tail(values: Sequence[T]) -> Sequence[T]:

@@ -118,19 +118,21 @@ def _draw(
     curves = [group_curve(group, "test_error", section.unit) for group in groups]
     labels = labels or [group.label for group in groups]
     scaled = for_scale(groups, curves)
+    ax.set_ylim(*readable_range(scaled))
     rows = zip(groups, curves, styles, labels, off_scale(scaled), levels(scaled), strict=True)
     for group, curve, look, label, off, level in rows:
         # A leading underscore would keep the label out of the legend.
         name = f" {label}" if label.startswith("_") else label
         text = f"{name}, off scale at {level:.1f} %" if off else name
         _draw_curve(ax, curve, look, text + _standing(group), group.all_diverged)
-    ax.set_ylim(*readable_range(scaled))
     ax.set_xlabel(section.unit)
     ax.set_ylabel("test error (%)")
     longest = max((curve.x[-1] for curve in curves if curve.x), default=1)
     ax.set_xlim(0, longest or 1)
     ax.grid(axis="y", color="#d9d9d9", linewidth=0.5)
     ax.set_axisbelow(True)
+    if longest >= 1:
+        ax.locator_params(axis="x", integer=True, steps=[1, 2, 5, 10])
     if longest >= 10_000:
         ax.xaxis.set_major_formatter(lambda x, _: f"{x / 1000:g}k" if x else "0")
     return _legend(ax, title, width - 0.5)
@@ -158,17 +160,24 @@ def _legend_width(labels: Sequence[str], columns: int) -> float:
 
 def _draw_curve(ax: "Axes", curve: Curve, look: Look, label: str, ended: bool) -> None:
     if ended:
-        ax.plot(curve.x[-1:], curve.y[-1:], "x", color=look.light, markersize=6)
+        _draw_mark(ax, curve, look, "x", 6)
     style = (0, look.dashes) if look.dashes else "-"
-    marker = "o" if len(curve.x) == 1 else None
-    ax.plot(
-        curve.x, curve.y, color=look.light, linestyle=style, linewidth=1.3, label=label,
-        marker=marker, markersize=4,
-    )  # fmt: skip
+    ax.plot(curve.x, curve.y, color=look.light, linestyle=style, linewidth=1.3, label=label)
+    if len(curve.x) == 1:
+        _draw_mark(ax, curve, look, "o", 4)
     if any(deviation for deviation in curve.deviation):
-        low = [y - (d or 0) for y, d in zip(curve.y, curve.deviation, strict=True)]
+        # An error has no part below 0, however far apart the seeds are.
+        low = [max(y - (d or 0), min(y, 0)) for y, d in zip(curve.y, curve.deviation, strict=True)]
         high = [y + (d or 0) for y, d in zip(curve.y, curve.deviation, strict=True)]
         ax.fill_between(curve.x, low, high, color=look.light, alpha=0.14, linewidth=0)
+
+
+def _draw_mark(ax: "Axes", curve: Curve, look: Look, marker: str, size: float) -> None:
+    """A mark at the curve's end, whole at the very edge of the axes, none outside them."""
+    low, high = ax.get_ylim()
+    kept = [(x, y) for x, y in zip(curve.x[-1:], curve.y[-1:], strict=True) if low <= y <= high]
+    for x, y in kept:
+        ax.plot([x], [y], marker, color=look.light, markersize=size, clip_on=False)
 
 
 def _standing(group: Group) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cosnorm.report.curves import (
+    LEAST,
     Curve,
     for_scale,
     group_curve,
@@ -27,10 +28,11 @@ from cosnorm.report.runs import Run, number
 from cosnorm.report.style import looks, variant_look
 from cosnorm.report.tables import DASH
 
+# Key, name, and the least height of the axis.
 _METRICS = (
-    ("test_error", "test error (%)"),
-    ("train_loss", "training loss"),
-    ("test_error_raw", "test error, not averaged (%)"),
+    ("test_error", "test error (%)", LEAST),
+    ("train_loss", "training loss", 1e-3),
+    ("test_error_raw", "test error, not averaged (%)", LEAST),
 )
 _GROUP_POINTS = 400
 # The points of all single runs together; a page of some megabytes still opens at once on a phone.
@@ -79,22 +81,23 @@ def embed(data: object) -> str:
 
 def _section(index: int, section: DatasetGroups, limit: int) -> dict[str, Any]:
     metrics = [
-        (key, label)
-        for key, label in _METRICS
+        (key, label, least)
+        for key, label, least in _METRICS
         if any(run_curve(run, key, section.unit).x for run in section.runs)
     ]
     factors = [_factor(group, section.unit) for group in section.groups]
     other = "step" if section.unit == "epoch" else "epoch"
     units = [section.unit, other] if all(factors) else [section.unit]
     curves = {
-        key: [group_curve(g, key, section.unit) for g in section.groups] for key, _ in metrics
+        key: [group_curve(g, key, section.unit) for g in section.groups] for key, *_ in metrics
     }
     return {
         "id": str(index),
         "unit": section.unit,
         "units": units,
         "metrics": [
-            {"key": key, "label": label, **_scale(section, curves[key])} for key, label in metrics
+            {"key": key, "label": label, "least": least, **_scale(section, curves[key], least)}
+            for key, label, least in metrics
         ],
         "groups": [
             {
@@ -125,14 +128,11 @@ def _legend(section: DatasetGroups, group: Group) -> dict[str, Any]:
     }
 
 
-def _scale(section: DatasetGroups, drawn: Sequence[Curve]) -> dict[str, Any]:
+def _scale(section: DatasetGroups, drawn: Sequence[Curve], least: float) -> dict[str, Any]:
     curves = for_scale(section.groups, drawn)
-    off = [
-        {"group": i, "level": level}
-        for i, (far, level) in enumerate(zip(off_scale(curves), levels(curves), strict=True))
-        if far
-    ]
-    return {"range": list(readable_range(curves)), "off": off}
+    far = off_scale(curves, least)
+    off = [{"group": i, "level": level} for i, level in enumerate(levels(curves)) if far[i]]
+    return {"range": list(readable_range(curves, least)), "off": off}
 
 
 def _run(run: Run, metrics: Sequence[str], unit: str, limit: int) -> dict[str, Any]:

@@ -50,6 +50,12 @@ class Chart {
     return groups.filter(({ index }) => this.on[index]);
   }
 
+  // The groups whose published value is to be seen.
+  papers() {
+    if (!this.show.paper || this.state.metric !== "test_error") return [];
+    return this.visible().map(({ group }) => group).filter((group) => group.paper !== null);
+  }
+
   fullRange() {
     let [x1, y0, y1, positive] = [0, Infinity, -Infinity, Infinity];
     for (const group of this.section.groups) {
@@ -61,9 +67,13 @@ class Chart {
         if (y > 0) positive = Math.min(positive, y);
       }
     }
+    for (const { paper } of this.papers()) [y0, y1] = [Math.min(y0, paper), Math.max(y1, paper)];
     if (y0 > y1) [y0, y1] = [0, 1];
-    const margin = 0.04 * (y1 - y0 || 1);
-    return { x0: 0, x1: x1 || 1, y0: Math.max(y0 - margin, Math.min(0, y0)), y1: y1 + margin, positive };
+    y1 = Math.max(y1, y0 + this.metric.least);
+    const margin = 0.04 * (y1 - y0);
+    // A little room below 0 keeps a line that lies on it whole.
+    const floor = y0 < 0 ? -Infinity : -margin / 2;
+    return { x0: 0, x1: x1 || 1, y0: Math.max(y0 - margin, floor), y1: y1 + margin, positive };
   }
 
   range() {
@@ -83,15 +93,18 @@ class Chart {
   scales() {
     const { width, height } = this.size();
     const range = this.range();
-    const inner = { w: width - MARGIN.left - MARGIN.right, h: height - MARGIN.top - MARGIN.bottom };
+    const h = height - MARGIN.top - MARGIN.bottom;
+    const yTicks = this.state.log ? logTicks(range.y0, range.y1) : niceTicks(range.y0, range.y1, h / 55);
+    const left = leftMargin(yTicks);
+    const inner = { w: width - left - MARGIN.right, h };
     const lift = this.state.log ? (y) => Math.log10(Math.max(y, 1e-300)) : (y) => y;
     const drop = this.state.log ? (y) => 10 ** y : (y) => y;
     const [low, high] = [lift(range.y0), lift(range.y1)];
     return {
-      width, height, inner, range,
-      x: (v) => MARGIN.left + ((v - range.x0) / (range.x1 - range.x0)) * inner.w,
+      width, height, inner, range, left, yTicks,
+      x: (v) => left + ((v - range.x0) / (range.x1 - range.x0)) * inner.w,
       y: (v) => MARGIN.top + (1 - (lift(v) - low) / (high - low)) * inner.h,
-      toX: (px) => range.x0 + ((px - MARGIN.left) / inner.w) * (range.x1 - range.x0),
+      toX: (px) => range.x0 + ((px - left) / inner.w) * (range.x1 - range.x0),
       toY: (px) => drop(low + (1 - (px - MARGIN.top) / inner.h) * (high - low)),
     };
   }
@@ -102,33 +115,33 @@ class Chart {
     this.svg.setAttribute("height", s.height);
     this.svg.setAttribute("aria-label", `${this.metric.label} against ${this.state.unit}`);
     const clip = `clip-${this.section.id}`;
-    const inside = shape("g", { "clip-path": `url(#${clip})` });
-    const box = { x: MARGIN.left, y: MARGIN.top, width: s.inner.w, height: s.inner.h };
+    const lines = shape("g", { "clip-path": `url(#${clip})` });
+    const box = { x: s.left, y: MARGIN.top, width: s.inner.w, height: s.inner.h };
     const defs = shape("defs", {});
     const path = shape("clipPath", { id: clip });
     path.append(shape("rect", box));
     defs.append(path);
     this.marks = shape("g", { class: "marks" });
-    this.svg.replaceChildren(defs, this.axes(s), inside, this.marks);
-    this.drawCurves(inside, s);
-    this.drawNote();
+    this.points = shape("g", {});
+    this.svg.replaceChildren(defs, this.axes(s), lines, this.points, this.marks);
+    this.drawCurves(lines, s);
+    this.drawNote(s);
     this.resetButton.disabled = this.view === null;
     this.hideTip();
   }
 
   axes(s) {
     const layer = shape("g", { class: "axes" });
-    const { x0, x1, y0, y1 } = s.range;
-    const ys = this.state.log ? logTicks(y0, y1) : niceTicks(y0, y1, s.inner.h / 55);
-    for (const tick of ys) {
+    const { x0, x1 } = s.range;
+    for (const tick of s.yTicks) {
       const y = s.y(tick);
       layer.append(
-        shape("line", { class: "grid", x1: MARGIN.left, x2: s.width - MARGIN.right, y1: y, y2: y }),
-        shape("text", { x: MARGIN.left - 8, y: y + 4, "text-anchor": "end" }, axisText(tick)),
+        shape("line", { class: "grid", x1: s.left, x2: s.width - MARGIN.right, y1: y, y2: y }),
+        shape("text", { x: s.left - 8, y: y + 4, "text-anchor": "end" }, axisText(tick)),
       );
     }
     const bottom = MARGIN.top + s.inner.h;
-    for (const tick of niceTicks(x0, x1, s.inner.w / 90)) {
+    for (const tick of niceTicks(x0, x1, s.inner.w / 90, x1 - x0 >= 1)) {
       const x = s.x(tick);
       layer.append(
         shape("line", { class: "axis", x1: x, x2: x, y1: bottom, y2: bottom + 4 }),
@@ -137,8 +150,8 @@ class Chart {
     }
     const middle = MARGIN.top + s.inner.h / 2;
     layer.append(
-      shape("line", { class: "axis", x1: MARGIN.left, x2: s.width - MARGIN.right, y1: bottom, y2: bottom }),
-      shape("text", { class: "title", x: MARGIN.left + s.inner.w / 2, y: s.height - 6, "text-anchor": "middle" }, this.state.unit),
+      shape("line", { class: "axis", x1: s.left, x2: s.width - MARGIN.right, y1: bottom, y2: bottom }),
+      shape("text", { class: "title", x: s.left + s.inner.w / 2, y: s.height - 6, "text-anchor": "middle" }, this.state.unit),
       shape("text", { class: "title", x: 12, y: middle, "text-anchor": "middle", transform: `rotate(-90 12 ${middle})` }, this.metric.label),
     );
     return layer;
@@ -161,26 +174,37 @@ class Chart {
         const path = linePath(this.curve(run, group.factor), s, this.state.log);
         own.append(shape("path", { class: "run", d: path, stroke: colour }));
       }
-      if (group.paper !== null && this.show.paper && this.state.metric === "test_error") {
-        own.append(paperMark(s, group.paper, colour));
-      }
       const line = {
         class: "curve", "data-group": index, d: linePath(curve, s, this.state.log), stroke: colour,
         "stroke-dasharray": group.dashes.map((d) => d * 1.6).join(" ") || "none",
         "stroke-width": this.focus === index ? 3.2 : 2,
       };
       own.append(shape("path", line));
-      if (curve[0].length === 1) {
-        own.append(shape("circle", { cx: s.x(curve[0][0]), cy: s.y(curve[1][0]), r: 4, fill: colour }));
-      }
-      if (group.ended && curve[0].length) own.append(endMark(s, curve, colour));
       layer.append(own);
+      this.points.append(this.drawPoints(group, curve, s, shape("g", { opacity })));
     }
   }
 
-  drawNote() {
-    const off = this.view || this.state.whole ? [] : this.metric.off.filter((o) => this.on[o.group]);
+  // What is a mark and no line: whole at the very edge of the axes, absent outside them.
+  drawPoints(group, curve, s, own) {
+    const colour = group[theme()];
+    if (this.papers().includes(group) && inside(s, s.range.x1, group.paper)) {
+      own.append(paperMark(s, group.paper, colour));
+    }
+    const [x, y] = [curve[0].at(-1), curve[1].at(-1)];
+    if (x === undefined || !inside(s, x, y)) return own;
+    if (curve[0].length === 1) own.append(shape("circle", { class: "dot", cx: s.x(x), cy: s.y(y), r: 4, fill: colour }));
+    if (group.ended) own.append(endMark(s, curve, colour));
+    return own;
+  }
+
+  drawNote(s) {
+    const near = !this.view && !this.state.whole;
+    const off = near ? this.metric.off.filter((o) => this.on[o.group]) : [];
     const named = off.map((o) => `${this.section.groups[o.group].label} at ${tidy(o.level, 3)}`);
+    const papers = near ? this.papers().filter((g) => !inside(s, s.range.x1, g.paper)) : [];
+    const values = papers.map((g) => `${g.label} ${g.paper.toFixed(2)}`).join(", ");
+    if (values) named.push(`the paper’s values (${values})`);
     this.note.textContent = named.length ? `Off scale: ${named.join(", ")}; choose “whole range”.` : "";
   }
 
@@ -197,8 +221,8 @@ class Chart {
   // Factor below 1 comes closer; the point (x, y) in pixels stays where it is.
   zoomBy(factor, px, py) {
     const s = this.scales();
-    const [cx, cy] = [px ?? MARGIN.left + s.inner.w / 2, py ?? MARGIN.top + s.inner.h / 2];
-    const [left, right] = [MARGIN.left, MARGIN.left + s.inner.w].map((p) => s.toX(cx + (p - cx) * factor));
+    const [cx, cy] = [px ?? s.left + s.inner.w / 2, py ?? MARGIN.top + s.inner.h / 2];
+    const [left, right] = [s.left, s.left + s.inner.w].map((p) => s.toX(cx + (p - cx) * factor));
     const [top, bottom] = [MARGIN.top, MARGIN.top + s.inner.h].map((p) => s.toY(cy + (p - cy) * factor));
     const full = this.fullRange();
     this.zoom({ x0: Math.max(0, left), x1: Math.min(full.x1, right), y0: bottom, y1: top });

@@ -142,14 +142,14 @@ function press(chart, event) {
 }
 
 function corners(chart, a, b) {
-  const { inner } = chart.scales();
-  const inX = (x) => Math.min(MARGIN.left + inner.w, Math.max(MARGIN.left, x));
+  const { inner, left } = chart.scales();
+  const inX = (x) => Math.min(left + inner.w, Math.max(left, x));
   const inY = (y) => Math.min(MARGIN.top + inner.h, Math.max(MARGIN.top, y));
   let [x0, x1] = [inX(Math.min(a[0], b[0])), inX(Math.max(a[0], b[0]))];
   let [y0, y1] = [inY(Math.min(a[1], b[1])), inY(Math.max(a[1], b[1]))];
   // A flat drag chooses a span of one axis and leaves the other.
   if (y1 - y0 < 2 * BAR && x1 - x0 >= BAR) [y0, y1] = [MARGIN.top, MARGIN.top + inner.h];
-  else if (x1 - x0 < 2 * BAR && y1 - y0 >= BAR) [x0, x1] = [MARGIN.left, MARGIN.left + inner.w];
+  else if (x1 - x0 < 2 * BAR && y1 - y0 >= BAR) [x0, x1] = [left, left + inner.w];
   return { x0, x1, y0, y1 };
 }
 

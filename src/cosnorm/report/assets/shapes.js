@@ -3,6 +3,7 @@
 // Nodes, ticks and paths that the chart is made of. Text from the data goes through textContent only.
 
 const SVG = "http://www.w3.org/2000/svg";
+// The left margin is at least this wide; long numbers along the axis widen it (see leftMargin).
 const MARGIN = { left: 54, right: 16, top: 14, bottom: 42 };
 const BAR = 8; // a drag shorter than this, in pixels, is a click
 
@@ -24,10 +25,12 @@ function shape(tag, attributes, text) {
   return node;
 }
 
-function niceTicks(low, high, count) {
+// Round numbers from low to high, whole ones where asked.
+function niceTicks(low, high, count, whole = false) {
   const rough = (high - low) / Math.max(1, count);
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= rough * 0.999);
+  const power = 10 ** Math.floor(Math.log10(whole ? Math.max(1, rough) : rough));
+  const round = whole && power === 1 ? [1, 2, 5, 10] : [1, 2, 2.5, 5, 10];
+  const step = round.map((m) => m * power).find((s) => s >= rough * 0.999);
   const ticks = [];
   for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) ticks.push(i * step);
   return ticks;
@@ -49,8 +52,16 @@ function tidy(value, digits = 5) {
 }
 
 function axisText(value) {
-  const text = Math.abs(value) >= 10000 ? `${tidy(value / 1000)}k` : tidy(value);
-  return text.replace("-", "−");
+  const size = Math.abs(value);
+  let text = size >= 10000 ? `${tidy(value / 1000)}k` : tidy(value);
+  if (size > 0 && size < 1e-3) text = Number(value.toPrecision(5)).toExponential();
+  return text.replaceAll("-", "−");
+}
+
+// Room for the title of the axis and for its longest number, at 7 pixels a character.
+function leftMargin(ticks) {
+  const longest = Math.max(0, ...ticks.map((tick) => axisText(tick).length));
+  return Math.max(MARGIN.left, 30 + 7 * longest);
 }
 
 // The index of the entry of a sorted list that lies nearest to the value.
@@ -87,6 +98,12 @@ function bandPath([xs, ys, ds], s) {
   const up = xs.map((_, i) => at(i, 1));
   const down = xs.map((_, i) => at(i, -1)).reverse();
   return `M${[...up, ...down].join("L")}Z`;
+}
+
+// Whether a point is within the axes, edges included.
+function inside(s, x, y) {
+  const { x0, x1, y0, y1 } = s.range;
+  return x >= x0 && x <= x1 && y >= y0 && y <= y1;
 }
 
 // Where a diverged curve breaks off: a cross.
