@@ -3,11 +3,12 @@ import json
 import numpy as np
 import pytest
 import torch
-from experiment_cases import config_for, image_data, sparse_data
+from experiment_cases import config_for, image_data, sparse_data, vector_data
 from safetensors.torch import load
 
 from cosnorm.data import Dataset, Split
 from cosnorm.experiments.config import METHODS
+from cosnorm.experiments.errors import RunWarning
 from cosnorm.experiments.export import export_run
 from cosnorm.experiments.run import load_run, run
 
@@ -46,6 +47,12 @@ def test_images_in_floats_stay_floats(tmp_path):
     run(config_for(epochs=1), tmp_path / "run", dataset=data)
     files = export_run(tmp_path / "run", tmp_path / "export")
     agree(tmp_path / "run", files, data.test.x)
+
+
+def test_a_diverged_run_is_exported_with_a_warning(tmp_path):
+    run(config_for("none", lr=1e30), tmp_path / "run", dataset=vector_data())
+    with pytest.warns(RunWarning, match=r"run diverged at step 6: what is exported has not learnt"):
+        export_run(tmp_path / "run", tmp_path / "export")
 
 
 @pytest.mark.slow

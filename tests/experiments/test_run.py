@@ -13,7 +13,8 @@ from experiment_cases import (
 )
 
 import cosnorm
-from cosnorm.experiments.errors import RunError
+from cosnorm.experiments.checkpoint import seal, unseal
+from cosnorm.experiments.errors import RunError, RunWarning
 from cosnorm.experiments.run import load_run, run
 from cosnorm.experiments.stopping import Stop
 
@@ -41,7 +42,8 @@ def test_the_average_is_what_is_loaded(tmp_path):
 def test_a_run_that_is_not_over_is_loaded_from_its_checkpoint(tmp_path, ema_decay):
     config, data = config_for(ema_decay=ema_decay), vector_data()
     run(config, tmp_path, dataset=data, stop=StopAfter(5))
-    loaded = load_run(tmp_path)
+    with pytest.warns(RunWarning, match=r"is not over: its checkpoint of step 5 of 24 is used"):
+        loaded = load_run(tmp_path)
     assert loaded.summary is None
     assert loaded.probabilities(data.test.x).shape == (30, 3)
 
@@ -73,6 +75,64 @@ def test_what_is_no_run_or_has_no_parameters(tmp_path):
         load_run(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(RunError, match="has no parameters"):
+        load_run(tmp_path)
+
+
+@pytest.mark.parametrize("ema_decay", [0.0, 0.9])
+def test_lost_parameters_of_a_run_that_is_over_are_told_of(tmp_path, ema_decay):
+    config, data = config_for(ema_decay=ema_decay), vector_data()
+    run(config, tmp_path, dataset=data, stop=StopAfter(5))
+    run(config, tmp_path, dataset=data, checkpoint_seconds=1000)
+    expected, name = load_run(tmp_path), "ema.safetensors" if ema_decay else "model.safetensors"
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    for path in tmp_path.glob("*.safetensors"):
+        path.unlink()
+    notes = Notes()
+    outcome = run(config, tmp_path, dataset=data, watcher=notes)
+    assert outcome.status == "done" and name in outcome.missing
+    assert f"{name}: restore what is missing from a copy, or delete summary" in notes.warnings[0]
+    assert "goes on from the last checkpoint" in notes.warnings[0]
+    with pytest.warns(RunWarning, match=rf"is over, but .*{name}.*checkpoint of step 5 of 24 is"):
+        early = load_run(tmp_path)
+    assert not torch.equal(early.probabilities(data.test.x), expected.probabilities(data.test.x))
+    (tmp_path / "summary.json").unlink()
+    assert run(config, tmp_path, dataset=data).missing == ()
+    assert (tmp_path / "model.safetensors").read_bytes() == whole
+    after = load_run(tmp_path)
+    assert torch.equal(after.probabilities(data.test.x), expected.probabilities(data.test.x))
+
+
+def test_a_lost_average_is_told_of(tmp_path):
+    run(config_for(ema_decay=0.9), tmp_path, dataset=vector_data())
+    (tmp_path / "ema.safetensors").unlink()
+    with pytest.warns(
+        RunWarning, match=r"has no ema\.safetensors: model\.safetensors is used, the"
+    ):
+        load_run(tmp_path)
+    load_run(tmp_path, averaged=False)
+
+
+@pytest.mark.parametrize("setting", [{"method": "batch"}, {"lr": 3.0}, {"width": 9}])
+def test_parameters_of_other_settings_are_refused(tmp_path, setting):
+    run(config_for(), tmp_path, dataset=vector_data())
+    (tmp_path / "config.json").write_text(json.dumps(config_for(**setting).to_dict()))
+    told = next(iter(setting))
+    with pytest.raises(RunError, match=rf"model\.safetensors is of a run with other .* \({told} "):
+        load_run(tmp_path)
+
+
+def test_parameters_that_do_not_fit_are_named_in_a_line(tmp_path):
+    run(config_for(), tmp_path, dataset=vector_data())
+    path = tmp_path / "model.safetensors"
+    tensors, state = unseal(path.read_bytes())
+    del state["config"]  # as earlier versions wrote it
+    path.write_bytes(seal(tensors, state))
+    load_run(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config_for(width=9).to_dict()))
+    with pytest.raises(RunError, match=r"model\.safetensors does not fit the network of .*config"):
+        load_run(tmp_path)
+    path.write_bytes(seal(tensors, {}))
+    with pytest.raises(RunError, match=r"model\.safetensors holds no parameters of a run; restore"):
         load_run(tmp_path)
 
 

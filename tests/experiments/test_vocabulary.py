@@ -115,6 +115,7 @@ def test_a_folder_without_texts(text_run, tmp_path):
         list(predict_file(text_run, tmp_path))
 
 
+@pytest.mark.filterwarnings("ignore:.* is not over")
 def test_a_run_that_was_stopped_has_its_words(news, tmp_path):
     config = config_for("cosine", min_df=2)
     run(config, tmp_path / "run", dataset=news, stop=StopAfter(2))

@@ -75,6 +75,8 @@ def train(
         _let_go(watcher)
     if not ranks.is_first:  # which says all there is to say
         raise typer.Exit(_code_of(outcome))
+    if outcome.missing:  # of which the watcher has told
+        raise fail(f"{out} is not whole: {' and '.join(outcome.missing)} missing", FAILED)
     if json or outcome.status == "done":  # else the last line, on stderr, says it all
         watcher.end(outcome.status, outcome.summary)
     _leave_unless_done([outcome], out)

@@ -1,20 +1,40 @@
 """`report`, `export`, `predict` and `bench`."""
 
 import json as json_format
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from cosnorm.cli.failures import FAILED, fail, readable
 from cosnorm.cli.options import given_path
-from cosnorm.experiments.errors import ConfigError
+from cosnorm.experiments.errors import ConfigError, RunWarning
 
 BENCHMARKS = ("layers", "linear", "network", "sparse", "training")
 
 Json = Annotated[bool, typer.Option("--json", help="JSON, for programs.")]
 RunPath = Annotated[Path, typer.Argument(parser=given_path, metavar="RUN", help="A run folder.")]
+
+
+@contextmanager
+def warnings_told() -> Iterator[None]:
+    """Say what there is to warn of in a run as a line on stderr, whatever filters are set."""
+    with warnings.catch_warnings():
+        others = warnings.showwarning
+
+        def told(message: Any, category: type[Warning], *place: Any) -> None:
+            if issubclass(category, RunWarning):
+                typer.echo(f"cosnorm: warning: {message}", err=True)
+            else:
+                others(message, category, *place)
+
+        warnings.showwarning = told
+        warnings.simplefilter("always", RunWarning)
+        yield
 
 
 @readable
@@ -59,7 +79,8 @@ def export(
     """
     from cosnorm.experiments.export import export_run
 
-    files = export_run(run, out or run / "export", averaged=averaged)
+    with warnings_told():
+        files = export_run(run, out or run / "export", averaged=averaged)
     told = {"onnx": files.onnx, "safetensors": files.safetensors, "labels": files.labels}
     if json:
         typer.echo(json_format.dumps({key: str(path) for key, path in told.items()}))
@@ -90,7 +111,9 @@ def predict(
     from cosnorm.experiments.predict import predict_file
 
     errors = []
-    for row in predict_file(run, file, averaged=averaged):
+    with warnings_told():
+        rows = predict_file(run, file, averaged=averaged)
+    for row in rows:
         errors += [row.error] if row.error else []
         if json:
             told = {"name": row.name, "class": row.label, "probability": row.probability}

@@ -104,7 +104,7 @@ def load_checkpoint(
                 f"{place} does not say of which settings it is, as earlier versions wrote it; it "
                 "is taken for this run's"
             )
-        elif other := _other_settings(state["config"], config):
+        elif other := other_settings(state["config"], config):
             warnings.append(
                 f"{place} is of a run with other settings ({other}): it is not used, and removed "
                 "from here; going back before it"
@@ -114,7 +114,7 @@ def load_checkpoint(
     return None, warnings
 
 
-def _other_settings(stored: Any, config: Config) -> str:
+def other_settings(stored: Any, config: Config) -> str:
     """In what stored settings differ from `config`; nothing where they do not."""
     if not isinstance(stored, dict):
         return "they cannot be read"

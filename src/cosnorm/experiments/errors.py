@@ -9,5 +9,9 @@ class RunError(Exception):
     """A run that cannot begin or go on; what it had saved before stays as it is."""
 
 
+class RunWarning(UserWarning):
+    """A run that is used, though it is not all that its user may take it for."""
+
+
 class StorageError(RunError):
     """A folder or file that cannot be read or written."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from cosnorm.experiments.errors import RunError
+from cosnorm.experiments.errors import RunError, RunWarning
 from cosnorm.experiments.inputs import pipeline_for
 from cosnorm.experiments.run import LoadedRun, load_run
 from cosnorm.experiments.storage import LocalStorage
@@ -40,11 +40,19 @@ def export_run(path: str | Path, out: str | Path, *, averaged: bool = True) -> E
     """Write model.onnx, model.safetensors and labels.json into `out`.
 
     The ONNX model takes `rows` as data sets store them (pixels: uint8, (N, C, H, W); any N) and
-    gives `logits`, (N, classes). The safetensors file is the network's state_dict.
+    gives `logits`, (N, classes). The safetensors file is the network's state_dict. Of a run that
+    has diverged, or is not over, a `RunWarning` says so.
     """
     from safetensors.torch import save
 
     run = load_run(path, averaged=averaged)
+    if run.summary is not None and run.summary["diverged"]:
+        warnings.warn(
+            f"{path} diverged at step {run.summary['steps']:,}: what is exported has not learnt to "
+            "classify; train anew with a lower learning rate",
+            RunWarning,
+            stacklevel=2,
+        )
     storage = LocalStorage(out)
     tensors = {name: t.contiguous() for name, t in run.network.state_dict().items()}
     storage.write("model.safetensors", save(tensors))

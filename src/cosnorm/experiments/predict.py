@@ -53,7 +53,10 @@ def predict_file(
     A file that cannot be classified is a `DataError`; in a folder it is a prediction without class,
     whose `error` says why, and the others follow.
     """
-    loaded, path = load_run(run, averaged=averaged), Path(file)
+    return _predictions(run, load_run(run, averaged=averaged), Path(file))
+
+
+def _predictions(run: str | Path, loaded: LoadedRun, path: Path) -> Iterator[Prediction]:
     kind = path.suffix.lower()
     if loaded.kind == "sparse" and kind not in (*_IMAGES, *_ARRAYS):
         parts = _texts(loaded, LocalStorage(run), path)

@@ -186,6 +186,20 @@ class RunFolder:
                     "or choose another folder"
                 )
 
+    def missing(self, config: Config) -> list[str]:
+        """The files of final parameters that a run which is over should have, and has not."""
+        wanted = [MODEL, AVERAGE] if config.ema_decay else [MODEL]
+        return [name for name in wanted if name not in self.storage.names(name)]
+
+    def told_missing(self, config: Config) -> str:
+        """What is missing of a run that is over, and how to come by it."""
+        saved = self.storage.names("checkpoints/step-")
+        how = "goes on from the last checkpoint" if saved else "trains anew: no checkpoint is left"
+        return (
+            f"without {' and '.join(self.missing(config))}: restore what is missing from a copy, "
+            f"or delete summary.json and give the training command again, which {how}"
+        )
+
     def keep_config(self, config: Config) -> None:
         """Write config.json where it is missing."""
         if self.config() is None:

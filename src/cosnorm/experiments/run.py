@@ -1,12 +1,13 @@
 """A run from its configuration to its folder, and back from the folder to a network."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cosnorm.experiments.config import Config
-from cosnorm.experiments.errors import RunError
+from cosnorm.experiments.errors import RunError, RunWarning
 from cosnorm.experiments.ranks import Alone, Ranks
 from cosnorm.experiments.record import RunFolder
 from cosnorm.experiments.stopping import Stop
@@ -32,7 +33,7 @@ def run(
     keep_checkpoints: bool = True,
     ranks: Ranks | None = None,
 ) -> "Outcome":
-    """Begin the run in `out`, go on with it, or say that it is over.
+    """Begin the run in `out`, go on with it, or say that it is over, and what it has lost since.
 
     out: the run folder, made where there is none; refused where it is of a run with other settings.
     data_dir, dataset: where the data lies, or the data itself if it was loaded before.
@@ -57,7 +58,11 @@ def run(
     summary = folder.summary()
     if over := ranks.most(0 if summary is None else 1 + summary["diverged"]):
         folder.keep_config(config)
-        return Outcome(("done", "diverged")[over - 1], summary)
+        status = ("done", "diverged")[over - 1]
+        missing = folder.missing(config) if ranks.is_first and status == "done" else []
+        if missing:
+            watcher.warning(f"{storage.label} is over, but {folder.told_missing(config)}")
+        return Outcome(status, summary, missing=tuple(missing))
     if ranks.count > 1 and config.device != "cpu":
         raise RunError(f"several ranks train on CPUs only; got device {config.device}: use cpu")
     if config.device == "cuda" and not torch.cuda.is_available():
@@ -153,6 +158,8 @@ class LoadedRun:
 def load_run(path: str | Path, *, averaged: bool = True) -> LoadedRun:
     """Load a run's network, finished or not, on the CPU.
 
+    A `RunWarning` says where the parameters are not the final ones, and of which step they are.
+
     path: a run folder, of which no more than config.json and model.safetensors need be there.
     averaged: use the moving average of the parameters, if there is one.
 
@@ -161,6 +168,7 @@ def load_run(path: str | Path, *, averaged: bool = True) -> LoadedRun:
         print(run.predict(images))
     """
     from cosnorm.experiments.learner import network_for
+    from cosnorm.experiments.parameters import load_parameters
 
     folder = RunFolder(LocalStorage(path))
     config = folder.config()
@@ -168,38 +176,18 @@ def load_run(path: str | Path, *, averaged: bool = True) -> LoadedRun:
         raise RunError(
             f"{path} is no run folder: it has no config.json; `cosnorm train` writes one"
         )
-    tensors, data = _parameters(folder, config, averaged)
+    tensors, data, place, warning = load_parameters(folder, config, averaged)
+    if warning:
+        warnings.warn(warning, RunWarning, stacklevel=2)
     shape, classes = tuple(data["sample_shape"]), tuple(data["classes"])
     network = network_for(config, shape, len(classes))
-    network.load_state_dict(tensors)
+    try:
+        network.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise RunError(
+            f"{place} does not fit the network of {path}/config.json, so one of them is of another "
+            "run: restore it from a copy"
+        ) from error
     kind = data["kind"]
     dtype = data.get("dtype", "uint8" if kind == "image" else "float32")
     return LoadedRun(config, network.eval(), classes, shape, kind, folder.summary(), dtype)
-
-
-def _parameters(
-    folder: RunFolder, config: Config, averaged: bool
-) -> tuple[dict[str, "Tensor"], dict[str, Any]]:
-    """Final parameters, or those of the last checkpoint of a run that is not over."""
-    from cosnorm.experiments.checkpoint import DamagedCheckpoint, load_checkpoint, unseal
-
-    for name in ("ema.safetensors", "model.safetensors")[not averaged :]:
-        content = folder.storage.read(name)
-        if content is not None:
-            try:
-                tensors, state = unseal(content)
-            except DamagedCheckpoint as error:
-                raise RunError(
-                    f"{folder.storage.label}/{name} is damaged: {error}; restore it from a copy, "
-                    "or delete it and summary.json and give the training command again"
-                ) from error
-            return tensors, state["data"]
-    found, _ = load_checkpoint(folder.storage, config)
-    if found is None:
-        raise RunError(
-            f"{folder.storage.label} has no parameters: neither model.safetensors nor a checkpoint"
-        )
-    tensors, state = found
-    prefix = "average." if averaged and "average_count" in tensors else "network."
-    chosen = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-    return chosen, state["data"]

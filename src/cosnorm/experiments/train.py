@@ -22,11 +22,15 @@ from cosnorm.experiments.watching import Watcher
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: "done", "diverged", or "stopped" for a reason."""
+    """How a run ended: "done", "diverged", or "stopped" for a reason.
+
+    missing: files of a run done before that its folder has lost.
+    """
 
     status: str
     summary: Mapping[str, Any] | None = None
     reason: str | None = None
+    missing: tuple[str, ...] = ()
 
 
 def train(
