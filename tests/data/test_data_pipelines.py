@@ -96,8 +96,11 @@ def test_the_result_is_a_function_of_the_parameters_and_the_input_is_left_alone(
 
 
 def test_images_too_small_to_crop_are_refused():
-    with pytest.raises(ValueError, match=r"24 × 24 .*received \(1, 8, 8\); use unit_range"):
+    with pytest.raises(
+        ValueError, match=r"24 × 24 .*received \(1, 8, 8\); use .*--pipeline unit_range"
+    ) as caught:
         tf_cifar.output_shape((1, 8, 8))
+    assert "--image-size 24 or more" in str(caught.value) and "crop=" not in str(caught.value)
     with pytest.raises(ValueError, match=r"received"):
         tf_cifar.eval(torch.zeros(2, 1, 8, 8))
     with pytest.raises(ValueError, match=r"received"):

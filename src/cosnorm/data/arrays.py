@@ -1,6 +1,7 @@
 """The user's own arrays: an .npz with x_train, y_train and, if there is one, a test part."""
 
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -37,9 +38,8 @@ def npz(path: Path) -> Dataset:
 def _load(path: Path) -> dict[str, np.ndarray]:
     try:
         with path.open("rb") as stream:
-            if stream.read(2) not in (b"PK", b"\x93N"):  # numpy would take it for a pickle
+            if not holds_arrays(stream):
                 raise _wrong(path, "it is no .npz file")
-            stream.seek(0)
             loaded = np.load(stream, allow_pickle=False)
             if isinstance(loaded, np.ndarray):
                 raise _wrong(path, "it is one array, not an .npz of several")
@@ -52,7 +52,20 @@ def _load(path: Path) -> dict[str, np.ndarray]:
             path, f"cannot be read ({error})", "check the path and its permissions"
         ) from error
     except Exception as error:  # a damaged zip can go wrong in nearly any way
-        raise _wrong(path, f"its arrays cannot be read ({error})") from error
+        raise _wrong(path, f"its arrays cannot be read ({array_fault(error)})") from error
+
+
+def holds_arrays(stream: BinaryIO) -> bool:
+    """Whether a file begins as .npy and .npz do; numpy would take any other for a pickle."""
+    start = stream.read(2)
+    stream.seek(0)
+    return start in (b"PK", b"\x93N")
+
+
+def array_fault(error: Exception) -> str:
+    """What numpy says of arrays that it cannot read, less its advice to unpickle them."""
+    told = str(error)
+    return "it holds Python objects, which are never loaded" if "pickle" in told else told
 
 
 def _wrong(path: Path, found: str) -> DataError:

@@ -23,8 +23,8 @@ def image_folders(root: Path, size: int | None = None) -> Dataset:
 
     Without a test folder, a fifth of each class is held out by a fixed seed. Classes are the
     folders' names in alphabetical order. If every picture is grey there is one channel, else
-    three; transparency is ignored. Hidden files, and files that are not pictures by their
-    suffix, are passed over.
+    three; transparency is ignored. Hidden files, files that are not pictures by their suffix, and
+    what is no regular file are passed over.
 
     Args:
         size: scale every picture to size × size; without it all must be of one size already.
@@ -81,13 +81,18 @@ def _files(folder: Path, classes: tuple[str, ...]) -> list[File]:
     found: list[File] = []
     for label, name in enumerate(classes):
         paths = sorted((folder / name).iterdir()) if (folder / name).is_dir() else []
-        pictures = [p for p in paths if p.suffix.lower() in SUFFIXES and not p.name.startswith(".")]
+        pictures = [p for p in paths if _is_picture(p)]
         if not pictures:
             raise DataError(
                 f"{folder / name}: no pictures in it; add some or remove the class; {LAYOUT}"
             )
         found.extend((path, label) for path in pictures)
     return found
+
+
+def _is_picture(path: Path) -> bool:
+    """By its name and kind: opening a pipe that is named like a picture would wait for ever."""
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
 
 
 def _held_out(files: list[File], folder: Path) -> tuple[list[File], list[File]]:

@@ -102,7 +102,8 @@ class TFCifar:
         if len(sample_shape) != 3 or min(sample_shape[1:]) < self.crop:
             raise ValueError(
                 f"tf_cifar crops {self.crop} × {self.crop} from images (C, H, W) of at least that; "
-                f"received {sample_shape}; use unit_range, or a smaller crop=…"
+                f"received {sample_shape}; use the pipeline unit_range (--pipeline unit_range), or "
+                f"larger images (of a folder: --image-size {self.crop} or more)"
             )
         return (sample_shape[0], self.crop, self.crop)
 

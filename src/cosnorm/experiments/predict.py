@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from cosnorm.data import take
+from cosnorm.data.arrays import array_fault, holds_arrays
 from cosnorm.data.errors import DataError, require
 from cosnorm.data.text import TextFeatures, without_head
 from cosnorm.experiments.errors import RunError
@@ -19,6 +20,7 @@ from cosnorm.experiments.vocabulary import read_vocabulary
 
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 _ARRAYS = (".npy", ".npz")
+_NO_ARRAYS = "neither an image nor an .npy or .npz file of numbers"
 
 
 class Prediction(NamedTuple):
@@ -172,6 +174,8 @@ def _image(image_module: Any, path: Path, shape: tuple[int, ...]) -> torch.Tenso
 def _arrays(run: LoadedRun, path: Path) -> Iterator[_Part]:
     try:
         with open(path, "rb") as file:
+            if not holds_arrays(file):
+                raise DataError(f"{path}: {_NO_ARRAYS}; give one of these")
             stored = np.load(file, allow_pickle=False)
             rows = stored if isinstance(stored, np.ndarray) else _chosen(path, stored)
     except FileNotFoundError:
@@ -179,9 +183,7 @@ def _arrays(run: LoadedRun, path: Path) -> Iterator[_Part]:
     except DataError:
         raise
     except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
-        raise DataError(
-            f"{path}: neither an image nor an .npy or .npz file of numbers ({error})"
-        ) from error
+        raise DataError(f"{path}: {_NO_ARRAYS} ({array_fault(error)})") from error
     if rows.ndim == 0 or rows.dtype.kind not in "uifb":
         raise DataError(f"{path}: rows must be numbers; got {rows.dtype} of shape {rows.shape}")
     rows = _channels_first(rows, run.sample_shape)
