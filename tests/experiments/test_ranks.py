@@ -136,6 +136,7 @@ def test_what_several_ranks_cannot_do(tmp_path):
         with_ranks(2, method="batch")
     with pytest.raises(RunError, match="several ranks train on CPUs only; got device cuda"):
         with_ranks(2, device="cuda")
+    assert not (tmp_path / "run").exists()
 
 
 def test_without_torchrun_a_process_is_alone(monkeypatch):

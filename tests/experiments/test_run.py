@@ -167,7 +167,10 @@ def test_settings_that_cannot_work_do_not_keep_the_folder(tmp_path):
         run(config_for(network="vgg", pool="valid"), tmp_path, dataset=image_data())
     with pytest.raises(ValueError, match=r"the method batch needs at least 2 rows .* has 1"):
         run(config_for("batch"), tmp_path, dataset=vector_data(rows=1))
-    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match="vgg with pool='valid' needs images of 22×22"):
+        run(config_for(network="vgg", pool="valid"), tmp_path / "new", dataset=image_data())
+    assert not (tmp_path / "new").exists()
     assert run(config_for(), tmp_path, dataset=vector_data()).status == "done"
 
 

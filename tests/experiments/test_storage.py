@@ -108,3 +108,26 @@ def test_what_a_killed_process_left_aside_goes(tmp_path):
     assert storage.names("checkpoints/") == ["checkpoints/a"]
     with storage.claim():
         assert files_of(tmp_path) == [".lock", "checkpoints/a"]
+
+
+def test_what_a_claim_has_made_goes_where_nothing_came_of_it(tmp_path):
+    storage = LocalStorage(tmp_path / "new")
+    with pytest.raises(ValueError), storage.claim():
+        raise ValueError
+    assert not storage.root.exists()
+    with storage.claim():
+        storage.write("a", b"1")
+    assert sorted(path.name for path in storage.root.iterdir()) == [".lock", "a"]
+    storage.delete("a")
+    with storage.claim():
+        pass
+    assert [path.name for path in storage.root.iterdir()] == [".lock"]  # it was there before
+
+
+def test_a_claim_that_is_refused_takes_nothing_from_who_holds_it(tmp_path):
+    storage = LocalStorage(tmp_path / "new")
+    with storage.claim():
+        with pytest.raises(StorageError, match="in use by another process"), storage.claim():
+            pass
+        assert (storage.root / ".lock").exists()
+    assert not storage.root.exists()

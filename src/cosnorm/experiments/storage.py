@@ -10,13 +10,14 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Protocol
 
 from cosnorm.experiments.errors import StorageError
 
 _ASIDE = ".part-"
+_LOCK = ".lock"
 
 
 class Storage(Protocol):
@@ -116,8 +117,12 @@ class LocalStorage:
 
     @contextmanager
     def claim(self) -> Iterator[None]:
-        """Hold the folder's lock file; the system lets go of it when the process ends, however."""
-        path = self.root / ".lock"
+        """Hold the folder's lock file; the system lets go of it when the process ends, however.
+
+        Where nothing comes to be beside it, folder and file go again, if they were made here.
+        """
+        path = self.root / _LOCK
+        made = [each for each in (path, self.root) if not each.exists()]
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -125,9 +130,10 @@ class LocalStorage:
             raise StorageError(_told("write to", self.root, error)) from error
         try:
             _lock(descriptor, self.root)
-            for leftover in self.root.rglob(f"{_ASIDE}*"):
-                _forget(leftover)
-            yield
+            with _taken_back(made):
+                for leftover in self.root.rglob(f"{_ASIDE}*"):
+                    _forget(leftover)
+                yield
         finally:
             os.close(descriptor)
 
@@ -159,6 +165,8 @@ class Nowhere:
 def _lock(descriptor: int, root: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not (root / _LOCK).exists():  # taken back by the process that had it
+            raise BlockingIOError
     except BlockingIOError:
         raise StorageError(
             f"{root} is in use by another process: wait for it to end, or choose another folder"
@@ -181,6 +189,18 @@ def _forget(path: Path) -> None:
         path.unlink(missing_ok=True)
     except OSError:
         return
+
+
+@contextmanager
+def _taken_back(made: list[Path]) -> Iterator[None]:
+    """Remove the lock file and the folder that were made, if all that is there then is the file."""
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            if made and os.listdir(made[0].parent) == [made[0].name]:
+                for path in made:
+                    path.rmdir() if path.is_dir() else path.unlink()
 
 
 _ADVICE = {
