@@ -10,7 +10,7 @@ from scipy.sparse import csr_matrix
 from sklearn.feature_extraction.text import TfidfTransformer
 from sklearn.preprocessing import MaxAbsScaler
 
-from cosnorm.data import DataError, load
+from cosnorm.data import DataError, load, news
 from cosnorm.data.news import count_words
 from cosnorm.data.splits import kept_rows
 
@@ -192,8 +192,46 @@ def test_posts_without_a_test_part_are_refused(tmp_path):
         load("20news", tmp_path)
     (tmp_path / "20news-bydate-test" / "a").mkdir()
     (tmp_path / "20news-bydate-test" / "b").rmdir()
-    with pytest.raises(DataError, match=r"holds no posts"):
+    with pytest.raises(DataError, match=r"20news-bydate-train/a: it holds no posts with words"):
         load("20news", tmp_path)
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_a_group_without_posts_is_refused(tmp_path, part):
+    _write_posts(tmp_path)
+    folder = tmp_path / f"20news-bydate-{part}" / GROUPS[1]
+    for path in folder.iterdir():
+        path.unlink()
+    (folder / "no words").write_bytes(b"From: x\n\n1 2 3\n")
+    (folder / "folder").mkdir()
+    with pytest.raises(DataError, match=rf"{part}/{GROUPS[1]}: it holds no posts with words; unp"):
+        load("20news", tmp_path, min_df=1)
+
+
+def test_the_published_groups_must_have_the_published_posts(tmp_path, monkeypatch):
+    def write(part, group, count):
+        folder = tmp_path / f"20news-bydate-{part}" / group
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            (folder / str(number)).write_bytes(b"From: x\n\nsome words\n")
+
+    for group in news.GROUPS:
+        write("train", group, 5)
+        write("test", group, 3)
+    told = r": 20news has 11,314 training and 7,532 test posts, here are 100 and 60; unpack"
+    with pytest.raises(DataError, match=told) as caught:
+        load("20news", tmp_path)
+    assert str(caught.value).startswith(str(tmp_path))
+    monkeypatch.setattr(news, "POSTS", ((100, 60), (99, 60)))
+    assert len(load("20news", tmp_path).train) == 100
+    (tmp_path / "20news-bydate-test" / "sci.med" / "0").unlink()
+    with pytest.raises(DataError, match=r"100 training and 60 test posts, here are 100 and 59"):
+        load("20news", tmp_path)
+
+
+def test_the_groups_are_those_of_the_release():
+    names = (real_data() / "20news-bydate" / "matlab" / "train.map").read_text().split()[::2]
+    assert set(names) == news.GROUPS and len(names) == 20
 
 
 def test_options_are_checked(tmp_path):

@@ -17,12 +17,21 @@ import torch
 from cosnorm.data.dataset import Dataset, Split
 from cosnorm.data.errors import DataError, damaged
 from cosnorm.data.places import first_existing, not_found
-from cosnorm.data.published import check_counts, check_labels
+from cosnorm.data.published import COUNTS, check_counts, check_labels
 from cosnorm.data.rows import take
 from cosnorm.data.splits import kept_rows
 from cosnorm.data.text import TextFeatures, body_of, words_in
 from cosnorm.data.tfidf import Counts, Variant, Weighting, features, fitted
 
+# Posts of the release, and of those the ones with a word in them, which the counts are of.
+POSTS = ((11_314, 7_532), COUNTS["20news"])
+GROUPS = {
+    *("alt.atheism", "comp.graphics", "comp.os.ms-windows.misc", "comp.sys.ibm.pc.hardware"),
+    *("comp.sys.mac.hardware", "comp.windows.x", "misc.forsale", "rec.autos", "rec.motorcycles"),
+    *("rec.sport.baseball", "rec.sport.hockey", "sci.crypt", "sci.electronics", "sci.med"),
+    *("sci.space", "soc.religion.christian", "talk.politics.guns", "talk.politics.mideast"),
+    *("talk.politics.misc", "talk.religion.misc"),
+}
 KEPT = (11_200, 7_500)  # the paper drops the rest at random
 DROP_SEED = 69
 MOST_WORDS = 1 << 24  # where no list of words says how many there are
@@ -162,8 +171,10 @@ def _read_posts(root: Path) -> tuple[Part, Part, tuple[str, ...], Words]:
     groups = [sorted(p.name for p in folder.iterdir() if p.is_dir()) for folder in folders]
     if groups[0] != groups[1] or not groups[0]:
         raise damaged(root, "the training and test folders must hold the same groups")
+    posts = [{group: _posts(folder / group) for group in groups[0]} for folder in folders]
+    _check_posts(root, posts)
     numbers: dict[bytes, int] = {}
-    read = [_read_part(folder, groups[0], numbers) for folder in folders]
+    read = [_read_part(folder, part, numbers) for folder, part in zip(folders, posts, strict=True)]
     parts = []
     for triples, labels in read:
         document, word, count = np.frombuffer(triples, np.int64).reshape(-1, 3).T
@@ -172,23 +183,45 @@ def _read_posts(root: Path) -> tuple[Part, Part, tuple[str, ...], Words]:
     return parts[0], parts[1], tuple(groups[0]), list(numbers)
 
 
+def _posts(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_file())
+
+
+def _check_posts(root: Path, posts: list[dict[str, list[Path]]]) -> None:
+    """Refuse the published groups with other than the published number of posts.
+
+    Groups of other names are somebody's own in the same layout, and welcome.
+    """
+    found = tuple(sum(map(len, part.values())) for part in posts)
+    if posts[0].keys() == GROUPS and found not in POSTS:
+        (train, test), (here_train, here_test) = POSTS[0], found
+        raise damaged(
+            root,
+            f"20news has {train:,} training and {test:,} test posts, here are {here_train:,} and "
+            f"{here_test:,}",
+            "unpack 20news-bydate.tar.gz again, or name the groups otherwise if they are your own",
+        )
+
+
 def _read_part(
-    folder: Path, groups: list[str], numbers: dict[bytes, int]
+    folder: Path, groups: dict[str, list[Path]], numbers: dict[bytes, int]
 ) -> tuple["array[int]", list[int]]:
     """Triples, on end, and labels of one part; new words get the next number.
 
-    Posts without words are left out, as in the release.
+    Posts without words are left out, as in the release; each group must have others.
     """
     triples = array("q")
     labels: list[int] = []
-    for label, group in enumerate(groups):
-        for path in sorted((folder / group).iterdir()):
+    for label, (group, posts) in enumerate(groups.items()):
+        for path in posts:
             if words := count_words(path):
                 for word, count in words.items():
                     triples.extend((len(labels), numbers.setdefault(word, len(numbers)), count))
                 labels.append(label)
-    if not labels:
-        raise damaged(folder, "it holds no posts")
+        if label not in labels[-1:]:
+            raise damaged(
+                folder / group, "it holds no posts with words", "unpack it again, or add some"
+            )
     return triples, labels
 
 
