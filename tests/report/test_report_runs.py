@@ -127,3 +127,16 @@ def test_the_unit_is_known_with_and_without_summary(tmp_path, changes, unit, sta
     (run,), _ = load_runs(tmp_path)
     assert run.unit == unit
     assert run.length == (200 if unit == "epoch" else 5000)
+
+
+@pytest.mark.parametrize("lost", [(), ("metrics.jsonl",), ("summary.json",)])
+def test_a_run_without_its_config_is_left_out_with_a_warning(tmp_path, lost):
+    write_run(tmp_path / "whole", config_of("pearson"))
+    broken = write_run(tmp_path / "group" / "broken", config_of("cosine"))
+    for name in ("config.json", *lost):
+        (broken / name).unlink()
+    runs, warnings = load_runs([tmp_path, tmp_path / "group"])
+    assert [run.name for run in runs] == ["whole"]
+    (warning,) = warnings
+    assert warning.startswith(f"{broken}: holds ")
+    assert warning.endswith("but no config.json; left out")

@@ -92,7 +92,9 @@ def load_runs(source: Path | str | Iterable[Path | str]) -> tuple[list[Run], lis
     sources = [Path(source)] if isinstance(source, str | Path) else [Path(s) for s in source]
     warnings: list[str] = []
     runs = [
-        run for path, name in _find(sources) if (run := read_run(path, name, warnings)) is not None
+        run
+        for path, name in _find(sources, warnings)
+        if (run := read_run(path, name, warnings)) is not None
     ]
     if not runs:
         where = ", ".join(map(str, sources)) or "an empty list"
@@ -104,8 +106,11 @@ def load_runs(source: Path | str | Iterable[Path | str]) -> tuple[list[Run], lis
     return runs, warnings
 
 
-def _find(sources: Sequence[Path]) -> list[tuple[Path, str]]:
-    """Folders that hold a config.json, each once, with the name to show for it."""
+def _find(sources: Sequence[Path], warnings: list[str]) -> list[tuple[Path, str]]:
+    """Folders that hold a config.json, each once, with the name to show for it.
+
+    A folder that holds another file of a run, but no config.json, is left out with a warning.
+    """
     found: dict[Path, tuple[Path, str]] = {}
     for source in sources:
         if not source.is_dir():
@@ -117,6 +122,9 @@ def _find(sources: Sequence[Path]) -> list[tuple[Path, str]]:
                 path = Path(folder)
                 name = source.name if path == source else path.relative_to(source).as_posix()
                 found.setdefault(path.resolve(), (path, name or path.resolve().name))
+            elif remains := sorted({"summary.json", "metrics.jsonl"} & set(files)):
+                told = f"{folder}: holds {' and '.join(remains)} but no config.json; left out"
+                warnings += [] if told in warnings else [told]
     return list(found.values())
 
 
