@@ -186,3 +186,13 @@ def test_the_finding_of_single_seeds_says_so(tmp_path):
     for method in ("pearson", "cosine"):
         write_run(tmp_path / method, config_of(method))
     assert "(one seed: how far chance reaches is not known)" in page_of(tmp_path)
+
+
+def test_the_page_says_that_lengths_differ(tmp_path):
+    write_run(tmp_path / "p", config_of("pearson", dataset="own", epochs=20))
+    write_run(tmp_path / "c", config_of("cosine", dataset="own", epochs=1))
+    page = page_of(tmp_path)
+    told = "Not all were trained for the same length: pearson 20 epochs, cosine 1 epoch."
+    assert f'<p class="lead">{told}' in page
+    assert "<td>1 epoch</td>" in page
+    assert 'class="best"' not in page

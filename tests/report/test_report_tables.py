@@ -66,6 +66,45 @@ def test_notes_name_the_window_the_diverged_and_a_length_that_is_not_the_papers(
     )
 
 
+def test_unequal_lengths_are_told_and_nobody_is_the_best(tmp_path):
+    write_run(tmp_path / "p", config_of("pearson", dataset="own", epochs=20))
+    write_run(tmp_path / "c", config_of("cosine", dataset="own", epochs=1))
+    write_run(tmp_path / "d", config_of("none", dataset="own", epochs=9), state="diverged")
+    sections = sections_of(tmp_path)
+    rows = rows_of(t.markdown(sections), "own")
+    assert [row[5] for row in rows] == ["trained for", "---:", "20 epochs", "1 epoch", "9 epochs"]
+    assert "**" not in t.markdown(sections)
+    assert "textbf" not in t.latex(sections)
+    assert "Not all were trained for the same length" in t.notes(sections[0])[0]
+    table = list(csv.DictReader(io.StringIO(t.table_csv(sections))))
+    assert [(row["length"], row["unit"]) for row in table[:2]] == [
+        ("20.0", "epoch"),
+        ("1.0", "epoch"),
+    ]
+
+
+def test_epochs_and_steps_are_compared_in_steps(tmp_path):
+    write_run(tmp_path / "p", config_of("pearson", dataset="own", epochs=2))
+    steps = {"dataset": "own", "epochs": None}
+    write_run(tmp_path / "c", config_of("cosine", **steps, steps=1200), every=100)
+    (section,) = sections_of(tmp_path)
+    assert section.has_one_length and section.best
+    write_run(tmp_path / "b", config_of("batch", **steps, steps=1_000_100), every=100)
+    (section,) = sections_of(tmp_path)
+    assert section.best == []
+    rows = rows_of(t.markdown([section]), "own")[2:]
+    assert [row[5] for row in rows] == ["1,200 steps", "1,200 steps", "1,000,100 steps"]
+
+
+def test_a_diverged_method_of_another_length_does_not_matter(tmp_path):
+    for method in ("pearson", "cosine"):
+        write_run(tmp_path / method, config_of(method, dataset="own", epochs=20))
+    write_run(tmp_path / "d", config_of("none", dataset="own", epochs=9), state="diverged")
+    (section,) = sections_of(tmp_path)
+    assert section.best
+    assert "trained for" not in t.header(section)
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [(0.0, "0"), (6.74e-3, "6.7e-3"), (12.3, "1.2e+1"), (1e-10, "1.0e-10"), (None, "—")],

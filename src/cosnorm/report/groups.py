@@ -102,18 +102,29 @@ class DatasetGroups:
         """The axis that every run has: epochs where all count in epochs, else steps."""
         return "epoch" if all(run.unit == "epoch" for run in self.runs) else "step"
 
+    def length(self, group: Group) -> float | None:
+        """How long the group's runs are trained, in `unit`s; None where nothing tells."""
+        run = group.shown[0]
+        return run.length if run.unit == self.unit else run.result("steps")
+
+    @property
+    def has_one_length(self) -> bool:
+        """Whether all groups with a result were trained for the same length."""
+        lengths = {self.length(group) for group in self.groups if group.test_error is not None}
+        return len(lengths) < 2
+
     @property
     def best(self) -> list[Group]:
         """The groups with the lowest mean, all of them where it is the same.
 
-        None of them unless there are two to choose from.
+        None of them unless there are two to choose from, trained for the same length.
         """
         means = {
             id(group): group.test_error.mean
             for group in self.groups
             if group.test_error is not None
         }
-        if len(means) < 2:
+        if len(means) < 2 or not self.has_one_length:
             return []
         lowest = min(means.values())
         return [group for group in self.groups if means.get(id(group)) == lowest]

@@ -23,7 +23,7 @@ from cosnorm.report.groups import (
 from cosnorm.report.payload import embed, page_data
 from cosnorm.report.published import CLAIMS
 from cosnorm.report.runs import Run
-from cosnorm.report.tables import DASH, cells, error_text, header, notes
+from cosnorm.report.tables import DASH, cells, error_text, header, length_text, notes
 
 _SCRIPTS = ("shapes.js", "chart.js", "controls.js", "page.js")
 # A whole run list is laid out at once; beyond this many characters a value is cut in tables (the
@@ -130,7 +130,17 @@ def _finding(section: DatasetGroups) -> str:
     finished = [group for group in section.groups if group.test_error is not None]
     if not finished:
         return "No run has finished with a result yet."
+    if not section.has_one_length:
+        return (
+            "Not all were trained for the same length: "
+            f"{', '.join(f'{g.label} {_length(section, g)}' for g in finished)}. Their errors do "
+            "not compare like with like, and none is marked as the lowest."
+        )
     return f"Mean test error: {finished[0].label}, {error_text(finished[0].test_error)} %."
+
+
+def _length(section: DatasetGroups, group: Group) -> str:
+    return length_text(section.length(group), section.unit)
 
 
 def _caution(section: DatasetGroups) -> str:

@@ -28,6 +28,8 @@ def variance_text(value: float | None) -> str:
 
 def header(section: DatasetGroups) -> list[str]:
     columns = ["method", "test error %", "variance", "final error %", "seeds"]
+    if not section.has_one_length:
+        columns.append("trained for")
     return [*columns, "paper %", "paper variance", "difference"] if section.published else columns
 
 
@@ -41,6 +43,8 @@ def cells(group: Group, section: DatasetGroups) -> list[str]:
         _final_text(group),
         seeds_text(group),
     ]
+    if not section.has_one_length:
+        row.append(length_text(section.length(group), section.unit))
     if section.published is None:
         return row
     if group.published is None:
@@ -80,6 +84,13 @@ def seeds_text(group: Group) -> str:
     return " + ".join([str(len(group.having("finished"))), *others])
 
 
+def length_text(length: float | None, unit: str) -> str:
+    """`20 epochs`, `1 epoch`."""
+    if length is None:
+        return DASH
+    return f"{length:,.10g} {unit}{'' if length == 1 else 's'}"
+
+
 def notes(section: DatasetGroups) -> list[str]:
     """What a reader must know to read the table right."""
     lines = [
@@ -87,6 +98,12 @@ def notes(section: DatasetGroups) -> list[str]:
         f"{_window(section.runs)}; variance: that of the error within this window, averaged over "
         "seeds."
     ]
+    if not section.has_one_length:
+        lines.insert(
+            0,
+            "Not all were trained for the same length (see the column trained for): their errors "
+            "do not compare like with like, and none is marked as the lowest.",
+        )
     if section.published:
         lines.append(
             f"Paper: {section.published.source}; difference: measured minus paper, "
@@ -118,7 +135,7 @@ def _length_note(section: DatasetGroups) -> list[str]:
     )
     if not lengths:
         return []
-    ours = ", ".join(f"{length:,g} {name}{'s' if length != 1 else ''}" for name, length in lengths)
+    ours = ", ".join(length_text(length, name) for name, length in lengths)
     return [f"Not the paper's length: the paper trains for {wanted:,} {unit}s; here {ours}."]
 
 
@@ -191,7 +208,7 @@ def table_csv(sections: Sequence[DatasetGroups]) -> str:
         "dataset", "method", "settings", "seeds", "diverged", "running",
         "test_error_mean", "test_error_deviation", "test_error_variance",
         "final_test_error", "final_test_error_deviation",
-        "published_test_error", "published_variance", "difference",
+        "published_test_error", "published_variance", "difference", "length", "unit",
     )  # fmt: skip
     return _csv(names, (_table_line(s, group) for s in sections for group in s.groups))
 
@@ -205,6 +222,7 @@ def _table_line(section: DatasetGroups, group: Group) -> list[object]:
         error and error.mean, error and error.deviation, variance and variance.mean,
         final and final.mean, final and final.deviation,
         paper and paper.test_error, paper and paper.variance, group.difference,
+        section.length(group), section.unit,
     ]  # fmt: skip
 
 
