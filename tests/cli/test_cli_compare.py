@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 from cli_cases import cosnorm, is_one_readable_line, own_data
@@ -28,7 +29,15 @@ def test_a_folder_for_each_run_and_a_report(compared):
         assert "pearson" in text and "none" in text
     assert list((out / "report").rglob("*.png"))
     assert "±" in ended.stdout
-    assert str(out / "report" / "index.html") in ended.stdout.replace("\n", "")
+    report = out / "report"
+    named = [line.split(": ", 1) for line in ended.stdout.splitlines()[-4:]]
+    assert named == [
+        ["table", str(report / "table.md")],
+        ["figure", str(report / "own.npz.png")],
+        ["figure", str(report / "own.npz.pdf")],
+        ["page", str(report / "index.html")],
+    ]
+    assert all((report / path).exists() for _, path in named)
 
 
 def test_given_again_it_only_reports(compared):
@@ -54,13 +63,35 @@ def test_a_diverged_run_does_not_end_the_comparison(tmp_path):
         *("--epochs", 2, "--lr", 1e30, "--width", 16, "--out", tmp_path / "out"),
     )
     assert ended.returncode == 0
-    assert "diverged" in ended.stdout
+    table = (tmp_path / "out" / "report" / "table.md").read_text()
+    for told in (ended.stdout, table):
+        assert re.search(r"none +. +diverged .* 0 \+ 1 diverged", told)
     summaries = [
         json.loads((tmp_path / "out" / f"{m}-seed0" / "summary.json").read_text())
         for m in ("none", "cosine")
     ]
     assert summaries[0]["diverged"]
     assert (tmp_path / "out" / "report" / "index.html").exists()
+
+
+def test_a_terminal_without_the_signs_gets_others(compared):
+    _, arguments, _ = compared
+    ended = cosnorm(*arguments, env={"PYTHONIOENCODING": "ascii"})
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert re.search(r"pearson .*% \+- \d", ended.stdout)
+    assert "page: " in ended.stdout
+
+
+def test_unequal_lengths_are_told(tmp_path):
+    arguments = (
+        *("compare", "--dataset", own_data(tmp_path / "own.npz"), "--width", 16),
+        *("--out", tmp_path / "out"),
+    )
+    assert cosnorm(*arguments, "--methods", "none", "--epochs", 1).returncode == 0
+    ended = cosnorm(*arguments, "--methods", "cosine", "--epochs", 2)
+    assert ended.returncode == 0
+    assert re.search(r"cosine .* 2 epochs", ended.stdout)
+    assert re.search(r"none .* 1 epoch\b", ended.stdout)
 
 
 def test_max_minutes_stops_a_comparison_that_goes_on_later(tmp_path):

@@ -12,6 +12,7 @@ import typer
 
 from cosnorm.cli.failures import FAILED, fail, readable
 from cosnorm.cli.options import given_path
+from cosnorm.cli.tables import print_files
 from cosnorm.experiments.errors import ConfigError, RunWarning
 
 BENCHMARKS = ("layers", "linear", "network", "sparse", "training")
@@ -58,9 +59,10 @@ def report(
     files = write_report(runs, out or runs[0] / "report", title=title)
     if json:
         names = ("page", "markdown", "latex", "csv")
-        typer.echo(json_format.dumps({name: str(getattr(files, name)) for name in names}))
+        told = {name: str(getattr(files, name)) for name in names}
+        typer.echo(json_format.dumps({**told, "figures": [str(path) for path in files.figures]}))
     else:
-        typer.echo(f"table: {files.markdown}\npicture and page: {files.page}")
+        print_files(files)
 
 
 @readable
