@@ -137,7 +137,7 @@ GOOD = (member("toy/a.bin", b"aaa"), member("toy/sub/b.bin", b"bbb"), member("to
 def test_an_archive_is_unpacked_in_place(server, tmp_path, monkeypatch):
     _archive(server, monkeypatch, tar_gz(*GOOD))
     fetch("toy", tmp_path, settings=QUICK)
-    assert _everything(tmp_path) == ["toy/a.bin", "toy/sub/b.bin"]
+    assert _everything(tmp_path) == ["toy/a.bin", "toy/readme", "toy/sub/b.bin"]
     (tmp_path / "toy/sub/b.bin").write_bytes(b"bad")
     (tmp_path / "toy/mine.txt").write_text("kept")
     fetch("toy", tmp_path, settings=QUICK)

@@ -263,13 +263,13 @@ def test_the_real_mnist_from_a_local_mirror(server, tmp_path):
     assert len(done.files) == 4 and {check.state for check in verify("mnist", tmp_path)} == {"ok"}
 
 
-def test_of_an_archive_only_the_releases_files_are_taken(server, tmp_path, monkeypatch):
+def test_an_archive_stays_in_the_folder_of_its_set(server, tmp_path, monkeypatch):
     """Whatever else is in it must not replace another set's files, or lie about among them."""
     (tmp_path / "mnist").mkdir()
     (tmp_path / "mnist/labels").write_bytes(b"ours")
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:gz") as archive:
-        for name in ("toy/toy.bin", "mnist/labels", "evil.sh"):
+        for name in ("toy/toy.bin", "toy/names.txt", "mnist/labels", "evil.sh"):
             entry = tarfile.TarInfo(name)
             entry.size = 5
             archive.addfile(entry, io.BytesIO(b"extra"))
@@ -278,5 +278,5 @@ def test_of_an_archive_only_the_releases_files_are_taken(server, tmp_path, monke
     item = Download("toy.tgz", (f"{server.url}/toy.tgz",), (file,), None, None, archive=True)
     monkeypatch.setitem(RELEASES, "toy", Release("toy", "A toy", "", "", (item,)))
     fetch("toy", tmp_path, settings=QUICK)
-    assert everything(tmp_path) == ["mnist/labels", "toy/toy.bin"]
+    assert everything(tmp_path) == ["mnist/labels", "toy/names.txt", "toy/toy.bin"]
     assert (tmp_path / "mnist/labels").read_bytes() == b"ours"

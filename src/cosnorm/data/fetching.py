@@ -131,11 +131,20 @@ def _install(item: Download, workplace: Path, root: Path) -> None:
                     f"{item.filename}: {file.path} in it is {check.state} ({check.detail}); "
                     "it is not the publisher's release, try a mirror"
                 )
-        for file in item.files:  # and nothing else: an archive may hold what was never published
-            place = root / file.path
-            place.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(aside / file.path, place)
+        for folder in {Path(file.path).parts[0] for file in item.files}:
+            (root / folder).mkdir(parents=True, exist_ok=True)
+            _merge(aside / folder, root / folder)  # no other: an archive may hold more than its set
     finally:
         source.unlink(missing_ok=True)
         with suppress(OSError):
             shutil.rmtree(aside)
+
+
+def _merge(source: Path, target: Path) -> None:
+    """Move what is in `source` into `target`: a new folder as a whole, a known file replaced."""
+    for item in sorted(source.iterdir()):
+        place = target / item.name
+        if item.is_dir() and place.is_dir():
+            _merge(item, place)
+        else:
+            os.replace(item, place)
