@@ -4,6 +4,7 @@ from experiment_cases import Notes, StopAfter, assert_same_result, config_for, v
 from cosnorm.experiments import inputs
 from cosnorm.experiments.compare import OneByOne, jobs_of
 from cosnorm.experiments.errors import RunError
+from cosnorm.experiments.run import run
 from cosnorm.experiments.stopping import Stop
 
 
@@ -68,3 +69,13 @@ def test_what_is_done_is_left_and_what_is_not_goes_on(tmp_path, loads):
     loads.clear()
     launched(jobs)
     assert loads == []
+
+
+def test_lost_parameters_keep_no_comparison_from_its_result(tmp_path):
+    config, notes = config_for(), Notes()
+    run(config, tmp_path / config.name, dataset=vector_data(), keep_checkpoints=False)
+    (tmp_path / config.name / "model.safetensors").unlink()
+    launch = OneByOne(lambda job: notes, Stop())
+    ((_, outcome),) = launch(jobs_of([config], tmp_path))
+    assert (outcome.status, outcome.missing) == ("done", ("model.safetensors",))
+    assert "which trains anew: no checkpoint is left" in notes.warnings[0]
