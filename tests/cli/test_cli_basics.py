@@ -192,19 +192,3 @@ def test_report_without_runs(tmp_path):
     assert ended.returncode == 1
     assert is_one_readable_line(ended.stderr)
     assert "no run folders" in ended.stderr
-
-
-def test_a_name_with_signs_that_the_terminal_lacks(tmp_path):
-    image = pytest.importorskip("PIL.Image", reason="pictures need pillow")
-    done = cosnorm(
-        *("train", "--dataset", "digits", "--method", "cosine", "--epochs", 1),
-        *("--out", tmp_path / "run"),
-    )
-    assert done.returncode == 0, done.stderr
-    (tmp_path / "bilder").mkdir()
-    image.new("L", (8, 8)).save(tmp_path / "bilder" / "käse.png")
-    told = cosnorm(
-        "predict", tmp_path / "run", tmp_path / "bilder", env={"PYTHONIOENCODING": "ascii"}
-    )
-    assert told.returncode == 0, told.stderr
-    assert "k?se.png" in told.stdout

@@ -1,6 +1,5 @@
 """The command line. Each command imports what it needs when called, so that help comes at once."""
 
-import io
 import os
 import signal
 import sys
@@ -54,9 +53,6 @@ def main() -> None:
     # that wait must not spin: beside any other busy process that costs ten times the training.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a sign that a terminal lacks ends no run
     try:
         app(prog_name="cosnorm")
     except KeyboardInterrupt:
