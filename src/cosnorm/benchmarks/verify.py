@@ -36,6 +36,11 @@ def _error(got: Tensor, want: Tensor) -> float:
     return ((got.double() - want).norm() / want.norm().clamp(min=1e-30)).item()
 
 
+def _fault(label: str, error: float, allowed: float) -> list[str]:
+    """What to tell of an error that is not allowed; NaN is not."""
+    return [] if error <= allowed else [f"{label}: error {error:.2e}, allowed {allowed:.2e}"]
+
+
 def compare(similar: Any, exact: Any, plain: Any, tensors: list[Tensor], slack: float) -> list[str]:
     """What `similar` gets wrong, forward and every gradient, by the rule of twice plain's error.
 
@@ -56,9 +61,8 @@ def compare(similar: Any, exact: Any, plain: Any, tensors: list[Tensor], slack: 
         strict=True,
     )  # fmt: skip
     for label, got, want, plain_got, plain_want in rows:
-        error, allowed = _error(got, want), 2 * _error(plain_got, plain_want) + slack
-        if not error <= allowed:
-            faults.append(f"{label}: error {error:.2e}, allowed {allowed:.2e}")
+        allowed = 2 * _error(plain_got, plain_want) + slack
+        faults += _fault(label, _error(got, want), allowed)
     return faults
 
 
@@ -178,9 +182,8 @@ def _chained(arguments: dict[str, Any], centered: bool, x: Tensor, w: Tensor) ->
     got, near = _of(chained, x, seed), _of(alone, x, seed)
     faults = []
     for i, want in enumerate(_of(exact, x.double(), seed.double())):
-        error, allowed = _error(got[i], want), 2 * _error(near[i], want) + 4 * SLACK[x.dtype]
-        if not error <= allowed:
-            faults.append(f"chained, tensor {i}: error {error:.2e}, allowed {allowed:.2e}")
+        allowed = 2 * _error(near[i], want) + 4 * SLACK[x.dtype]
+        faults += _fault(f"chained, tensor {i}", _error(got[i], want), allowed)
     return faults
 
 
@@ -202,5 +205,4 @@ def _folded(
         made.weight.copy_(w)
         fold(model)
         error = _error(model(x), exact(True, x.double(), w.double()))
-    allowed = 4 * SLACK[x.dtype]
-    return [] if error <= allowed else [f"folded: error {error:.2e}, allowed {allowed:.2e}"]
+    return _fault("folded", error, 4 * SLACK[x.dtype])
