@@ -99,7 +99,8 @@ def forward_step(
     """
     dtype, told = compute_dtype(input), links[0] if links else None
     keep = (keeps_cosine(scale, relu), keeps_unit(input, weight), *links[1:])
-    if steps is not plain and steps.apart(input, weight):
+    little = told is not None and (centered or weight.dtype != dtype)
+    if steps is not plain and steps.apart(input, weight, little):
         prepared = steps.units(weight, bias, centered, dtype, False)
         product, fields = _apart(steps, input, prepared, geometry, centered, told)
     else:
@@ -158,7 +159,7 @@ def infer_step(
 ) -> tuple[Tensor, Any]:
     """y, and in a chain what the next layer wants to know of it; links: as in `forward_step`."""
     told = links[0] if links else None
-    if steps is not plain and steps.apart(input, weight.weight):
+    if steps is not plain and steps.apart(input, weight.weight, told is not None):
         product, fields = _apart(steps, input, weight, geometry, centered, told)
     else:
         fields = told or steps.fields(input, weight, geometry, centered)

@@ -47,8 +47,8 @@ def _layers(
     return [Layer(*each) for each in zip(weights, vectors, geometries, strict=True)]
 
 
-def _cut(values: Sequence[Any], length: int) -> list[Sequence[Any]]:
-    return [values[i : i + length] for i in range(0, len(values), length)]
+def _cut(values: Sequence[Any], length: int) -> list[tuple[Any, ...]]:
+    return [tuple(values[i : i + length]) for i in range(0, len(values), length)]
 
 
 def _run(input, weights, biases, stride, padding, dilation, centered, keep) -> list[Tensor]:

@@ -67,14 +67,14 @@ def _linear_backward(grad, input, weight, bias, scale, kept, gain, centered, rel
 
 
 def _conv_forward(input, weight, bias, scale, stride, padding, dilation, groups, *tail) -> Kept:
-    geometry = Geometry(stride, padding, dilation, groups)
+    geometry = Geometry(tuple(stride), tuple(padding), tuple(dilation), groups)
     return algorithm.forward(input, weight, bias, scale, geometry, *tail)
 
 
 def _conv_backward(
     grad, input, weight, bias, scale, kept, stride, padding, dilation, groups, *tail
 ):
-    geometry = Geometry(stride, padding, dilation, groups)
+    geometry = Geometry(tuple(stride), tuple(padding), tuple(dilation), groups)
     return algorithm.backward(grad, input, weight, bias, scale, kept, geometry, *tail)
 
 

@@ -60,29 +60,29 @@ def tensor(*shape, dtype=torch.float32, shift=0):
     size = torch.Size(shape).numel()
     return torch.zeros(size + 8, dtype=dtype)[shift : shift + size].view(shape)
 
-PASSES = [p for p in vars(passes).values() if isinstance(p, passes.Pass)]
-
 def launches(work, known):
     del LAUNCHES[:]
-    for each in PASSES:
-        each._known.clear()
+    passes.forget()
     for _ in range(3):
         if not known:
-            for each in PASSES:
-                each._known.clear()
+            passes.forget()
         work()
     return list(LAUNCHES)
+
+@passes.plan
+def planned(gain, depth, flag):
+    return passes.start_grad(
+        18, gain, 18, 9, 1, depth, 9 * depth, 9, 1, 9 * depth, 9, 1, 0, 9,
+        CENTERED=flag, BIAS=False, RELU=True, COSINE=False, RAW=False, SCALE=0, DSCALE=False,
+        UNITS=False, BP=16, BC=16, WHOLE=True, BW=16, num_warps=2 if flag else 4,
+    )
 
 def pass_of(dtype, shift, gain, depth, flag):
     x, y = (tensor(2, depth, 3, 3, dtype=dtype, shift=shift) for _ in range(2))
     rnorm = tensor(2, 1, 3, 3)
     def work():
-        passes.start_grad(
-            18, x, y, rnorm, None, x, rnorm, rnorm, x, None, x, None, rnorm, None,
-            gain, 18, 9, 1, depth, 9 * depth, 9, 1, 9 * depth, 9, 1, 0, 9,
-            CENTERED=flag, BIAS=False, RELU=True, COSINE=False, RAW=False, SCALE=0, DSCALE=False,
-            UNITS=False, BP=16, BC=16, WHOLE=True, BW=16, num_warps=2 if flag else 4,
-        )
+        launch = planned(gain, depth, flag)
+        launch(x, y, rnorm, None, x, rnorm, rnorm, x, None, x, None, rnorm, None)
     return work
 
 works = []
@@ -105,19 +105,27 @@ assert len({hash for hash, _, _ in known}) > 8
 
 # A layer in real life.
 for apart in (False, True):
-    launch.apart = lambda input, weight: apart
+    launch.apart = lambda *_: apart
     x, w = torch.randn(2, 6, 5, 5, requires_grad=True), torch.randn(4, 6, 3, 3, requires_grad=True)
     def layer():
         y = functional.cosine_conv2d(x, w, padding=1, centered=True, activation="relu")
         torch.autograd.grad(y, (x, w), y)
     shape = lambda made: [(hash, programs, len(told)) for hash, programs, told in made]
     assert shape(launches(layer, True)) == shape(launches(layer, False))
-    assert sum(len(p._known) for p in PASSES) >= 4
 
-passes._MOST = 3
-for count in range(1, 9):
-    pass_of(torch.float32, 0, 1.0, count, True)()
-assert len(passes.start_grad._known) <= 3
+# What is known is known of a launch: aligned tensors of these dtypes, on this device.
+passes.forget()
+launch, other = planned(1.0, 16, True), pass_of(torch.float32, 1, 1.0, 16, True)
+other()
+assert not launch._known
+pass_of(torch.float32, 0, 1.0, 16, True)()
+pass_of(torch.bfloat16, 0, 1.0, 16, True)()
+assert len(launch._known) == 2
+other()
+assert len(launch._known) == 2 and planned(1.0, 16, True) is launch
+
+passes.forget()
+assert planned(1.0, 16, True) is not launch
 print("alike")
 """
 

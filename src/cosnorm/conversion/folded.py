@@ -153,7 +153,7 @@ def folded_conv(
     sizes = conv_sizes(name, dims, input, unit[0], stride, padding, dilation, groups)
     x = autocast(input if input.dim() == dims + 2 else input.unsqueeze(0))
     x = F.pad(x, sizes.extra) if sizes.extra else x
-    geometry = Geometry(sizes.stride, sizes.padding, sizes.dilation, groups)
+    geometry = Geometry(*map(tuple, (sizes.stride, sizes.padding, sizes.dilation)), groups)
     dtype = reference.compute_dtype(x)
     with reference.full_precision(x):
         v, vb, total = unit = _in_dtype(unit, dtype)

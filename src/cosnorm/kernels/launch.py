@@ -48,6 +48,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MOST_TAPS = 128
 _WORTH = 1 << 33  # multiplications of a layer from which a second stream pays for its launches
 _WIDE = 1 << 24  # elements of an output from which it does, however few the multiplications
+_MANY = 1 << 15  # positions from which it does for their windows alone
 
 
 def serves(input: Tensor, weight: Tensor) -> bool:
@@ -62,9 +63,15 @@ def serves(input: Tensor, weight: Tensor) -> bool:
     )
 
 
-def apart(input: Tensor, weight: Tensor) -> bool:
-    """Whether a layer is large enough for passes beside its products."""
+def apart(input: Tensor, weight: Tensor, little: bool = False) -> bool:
+    """Whether a layer is large enough for passes beside its products.
+
+    little: all that would run there are the windows of the fields, which the last pass of a smaller
+    layer sums up on its way.
+    """
     if input.device.type != "cuda":
         return False
     positions = input.numel() // input.shape[1]
+    if little and positions < _MANY:
+        return False
     return positions * weight.numel() >= _WORTH or positions * weight.shape[0] >= _WIDE

@@ -1,5 +1,6 @@
 """Launches the passes of forward; see `launch`."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -7,6 +8,8 @@ from torch import Tensor
 
 from cosnorm.kernels import passes
 from cosnorm.kernels.layout import (
+    Shape,
+    Strides,
     blocks,
     dense_rows,
     flat,
@@ -18,6 +21,7 @@ from cosnorm.kernels.layout import (
     tile,
     window,
 )
+from cosnorm.kernels.passes import Launch, plan
 from cosnorm.kernels.steps import Geometry, Kept, Weight, output_size
 
 _WINDOWS = 64  # fields of a program that only sums windows
@@ -117,36 +121,62 @@ def _prepare(
     centered: bool,
 ) -> None:
     """One launch over fields, if they are to be found, and units, if there are weights."""
-    x, (sn, sc, sp) = flat(input)
-    space, positions = space_of(x)
-    depth = x.shape[1] // groups
+    x, strides = flat(input)
     mean, square = (prepared.stats, prepared.stats) if found is None else found[:2]
     w = prepared.weight if weight is None else dense_rows(weight)
-    count = 0 if weight is None else w.shape[0]
-    block = tile("small", space, depth, sc) if found is None else pass_tile("fields", x, depth, sc)
-    programs = 0 if found is None else blocks(positions, block["BP"]) * groups
-    passes.prepare(
-        programs + count,
-        x, mean, square, w, bias, prepared.weight, prepared.bias, prepared.stats, prepared.total,
-        positions, space, groups, depth, sn, sc, sp, count, w.shape[1:].numel(),
-        CENTERED=centered, BIAS=bias is not None, FIELDS=programs > 0, UNITS=count > 0,
-        RAW=prepared.rnorm is not None, EXACT=depth & (depth - 1) == 0,
-        **block, **row(w, block["num_warps"]),
+    launch = _plan_prepare(
+        x.shape, strides, groups, found is not None, w.shape, weight is not None, bias is not None,
+        prepared.rnorm is not None, centered,
+    )  # fmt: skip
+    launch(x, mean, square, w, bias, prepared.weight, prepared.bias, prepared.stats, prepared.total)
+
+
+@plan
+def _plan_prepare(
+    shape: Shape,
+    strides: Strides,
+    groups: int,
+    fields: bool,
+    rows: Shape,
+    units: bool,
+    bias: bool,
+    raw: bool,
+    centered: bool,
+) -> Launch:
+    (space, positions), depth = space_of(shape), shape[1] // groups
+    if fields:
+        block = pass_tile("fields", shape, depth, strides[1])
+    else:
+        block = tile("small", space, depth, strides[1])
+    programs = blocks(positions, block["BP"]) * groups if fields else 0
+    count, size = rows[0] if units else 0, math.prod(rows[1:])
+    return passes.prepare(
+        programs + count, positions, space, groups, depth, *strides, count, size,
+        CENTERED=centered, BIAS=bias, FIELDS=programs > 0, UNITS=count > 0, RAW=raw,
+        EXACT=depth & (depth - 1) == 0, **block, **row(size, block["num_warps"]),
     )  # fmt: skip
 
 
 def _windows(
     input: Tensor, found: Fields, weight: Weight, geometry: Geometry, centered: bool
 ) -> None:
-    rnorm, groups = found.rnorm, geometry.groups
+    rnorm = found.rnorm
     assert rnorm is not None
-    outer = sizes("O", rnorm.shape[2:])
-    passes.windows(
-        blocks(rnorm.numel(), _WINDOWS),
-        found.mean, found.square, rnorm, found.centre, rnorm.numel(), space_of(rnorm)[0], groups,
-        input.shape[1] // groups, **sizes("I", input.shape[2:]), OH=outer["OH"], OW=outer["OW"],
-        **window(weight.weight, geometry), CENTERED=centered, BIAS=weight.bias is not None,
-        BP=_WINDOWS, num_warps=4,
+    launch = _plan_windows(
+        input.shape, rnorm.shape, weight.weight.shape, geometry, centered, weight.bias is not None
+    )
+    launch(found.mean, found.square, rnorm, found.centre)
+
+
+@plan
+def _plan_windows(
+    shape: Shape, maps: Shape, kernel: Shape, geometry: Geometry, centered: bool, bias: bool
+) -> Launch:
+    count, outer = math.prod(maps), sizes("O", maps[2:])
+    return passes.windows(
+        blocks(count, _WINDOWS), count, math.prod(maps[2:]), geometry.groups,
+        shape[1] // geometry.groups, **sizes("I", shape[2:]), OH=outer["OH"], OW=outer["OW"],
+        **window(kernel, geometry), CENTERED=centered, BIAS=bias, BP=_WINDOWS, num_warps=4,
     )  # fmt: skip
 
 
@@ -168,9 +198,8 @@ def finish(
 
     tell: statistics of the output's channels as well, for the layer after it.
     """
-    z, (sn, sc, sp) = flat(product)
+    z, strides = flat(product)
     groups = geometry.groups
-    (space, positions), width = space_of(z), z.shape[1] // groups
     y = z if z.dtype == input.dtype else torch.empty_like(z, dtype=input.dtype)
     cosine = torch.empty_like(y) if keep else y.new_empty(0)
     rnorm, mean = fields.rnorm, fields.centre
@@ -179,21 +208,49 @@ def finish(
         maps = (z.shape[0], groups, *z.shape[2:])
         rnorm = z.new_empty(maps, dtype=torch.float32)
         mean = rnorm.new_empty(maps if centered else (0,))
-    block = tile("finish" if ready else "small", space, width, sc)
-    outer = sizes("O", z.shape[2:])
-    once = width <= block["BC"]
+    launch, once = _plan_finish(
+        z.shape, strides, input.shape, weight.weight.shape, geometry, gain, scale_kind(scale),
+        centered, weight.bias is not None, relu, keep, weight.rnorm is not None, ready, tell,
+    )  # fmt: skip
     after = _empty_fields(y, 1, centered) if tell else None
     told = (None, None) if after is None else after[:2]
-    passes.finish(
-        blocks(positions, block["BP"]) * groups,
+    launch(
         z, y, cosine, fields.mean, fields.square, rnorm, mean, weight.total, weight.stats, scale,
-        *told, gain, positions, space, groups, input.shape[1] // groups, width, sn, sc, sp,
-        **sizes("I", input.shape[2:]), OH=outer["OH"], OW=outer["OW"],
-        **window(weight.weight, geometry), CENTERED=centered, BIAS=weight.bias is not None,
-        RELU=relu, KEEP=keep, SCALE=scale_kind(scale), RAW=weight.rnorm is not None,
-        READY=ready, ONCE=once, NEXT=once and tell, EXACT=width & (width - 1) == 0, **block,
+        *told,
     )  # fmt: skip
     if after is not None and not once:
         _prepare(y, after, 1, None, None, weight, centered)
     unit = weight.weight if keep_unit else y.new_empty(0)
     return Kept(y, cosine, rnorm, mean, weight.stats, unit), after
+
+
+@plan
+def _plan_finish(
+    shape: Shape,
+    strides: Strides,
+    inner: Shape,
+    kernel: Shape,
+    geometry: Geometry,
+    gain: float,
+    scale: int,
+    centered: bool,
+    bias: bool,
+    relu: bool,
+    keep: bool,
+    raw: bool,
+    ready: bool,
+    tell: bool,
+) -> tuple[Launch, bool]:
+    """The launch, and whether a tile holds all channels, so that it can tell of them."""
+    groups = geometry.groups
+    (space, positions), width = space_of(shape), shape[1] // groups
+    block = tile("finish" if ready else "small", space, width, strides[1])
+    once, outer = width <= block["BC"], sizes("O", shape[2:])
+    launch = passes.finish(
+        blocks(positions, block["BP"]) * groups,
+        gain, positions, space, groups, inner[1] // groups, width, *strides,
+        **sizes("I", inner[2:]), OH=outer["OH"], OW=outer["OW"], **window(kernel, geometry),
+        CENTERED=centered, BIAS=bias, RELU=relu, KEEP=keep, SCALE=scale, RAW=raw, READY=ready,
+        ONCE=once, NEXT=once and tell, EXACT=width & (width - 1) == 0, **block,
+    )  # fmt: skip
+    return launch, once

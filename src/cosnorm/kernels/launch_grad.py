@@ -1,11 +1,15 @@
 """Launches the passes of backward; see `launch`."""
 
+import math
+
 import torch
 from torch import Tensor
 
 from cosnorm.kernels import passes
 from cosnorm.kernels.launch_forward import empty_unit, units
 from cosnorm.kernels.layout import (
+    Shape,
+    Strides,
     blocks,
     dense_rows,
     flat,
@@ -17,6 +21,7 @@ from cosnorm.kernels.layout import (
     tile,
     window,
 )
+from cosnorm.kernels.passes import Launch, plan
 from cosnorm.kernels.plain import like_scale
 from cosnorm.kernels.steps import Geometry, Grad, Kept, Place, Weight
 from cosnorm.reference import keeps_cosine
@@ -36,10 +41,8 @@ def start_grad(
 ) -> tuple[Weight, Grad]:
     """One launch: g and s from dy, and the unit weights again where they were not kept."""
     cosine = keeps_cosine(scale, relu)
-    y, (sn, sc, sp) = flat(kept.cosine if cosine else kept.output)
-    dy, (gn, gc, gp) = flat(grad)
-    groups = kept.rnorm.shape[1]
-    (space, positions), width = space_of(y), y.shape[1] // groups
+    y, strides = flat(kept.cosine if cosine else kept.output)
+    dy, grad_strides = flat(grad)
     g = torch.empty_like(y, dtype=dtype)
     field = torch.empty_like(kept.rnorm)
     w = dense_rows(weight)
@@ -49,20 +52,47 @@ def start_grad(
         prepared = empty_unit(weight, bias, centered, dtype)._replace(stats=kept.weight_stats)
     raw = prepared.rnorm is not None
     units = 0 if raw or kept.unit.numel() else w.shape[0]
-    block = pass_tile("grads", y, width, sc)
-    programs = blocks(positions, block["BP"])
+    launch, programs = _plan_start(
+        y.shape, strides, grad_strides, kept.rnorm.shape[1], w.shape, units, gain,
+        scale_kind(scale), centered, bias is not None, relu, cosine, raw, need_scale,
+    )  # fmt: skip
     partial = y.new_empty((programs, w.shape[0]) if need_scale else (0,), dtype=torch.float32)
-    passes.start_grad(
-        programs * groups + units,
+    launch(
         dy, y, kept.rnorm, scale, g, field, partial,
         w, bias, prepared.weight, prepared.bias, prepared.stats, prepared.total,
-        gain, positions, space, groups, width, sn, sc, sp, gn, gc, gp, units, w.shape[1:].numel(),
-        CENTERED=centered, BIAS=bias is not None, RELU=relu, COSINE=cosine, RAW=raw,
-        SCALE=scale_kind(scale), DSCALE=need_scale, UNITS=units > 0,
-        **block, **row(w, block["num_warps"]),
     )  # fmt: skip
     dscale = like_scale(partial.sum(0), scale) if need_scale else None
     return prepared, Grad(g, field, None, dscale)
+
+
+@plan
+def _plan_start(
+    shape: Shape,
+    strides: Strides,
+    grad_strides: Strides,
+    groups: int,
+    rows: Shape,
+    units: int,
+    gain: float,
+    scale: int,
+    centered: bool,
+    bias: bool,
+    relu: bool,
+    cosine: bool,
+    raw: bool,
+    need_scale: bool,
+) -> tuple[Launch, int]:
+    """The launch, and how many blocks of positions each leave a share of the scale's gradient."""
+    (space, positions), width = space_of(shape), shape[1] // groups
+    block, size = pass_tile("grads", shape, width, strides[1]), math.prod(rows[1:])
+    programs = blocks(positions, block["BP"])
+    launch = passes.start_grad(
+        programs * groups + units,
+        gain, positions, space, groups, width, *strides, *grad_strides, units, size,
+        CENTERED=centered, BIAS=bias, RELU=relu, COSINE=cosine, RAW=raw, SCALE=scale,
+        DSCALE=need_scale, UNITS=units > 0, **block, **row(size, block["num_warps"]),
+    )  # fmt: skip
+    return launch, programs
 
 
 def link_grad(
@@ -83,22 +113,37 @@ def link_grad(
     Of the layer after: dx (uncorrected), what it kept, its step and its window. Both have one
     group; this one has ReLU and no scale.
     """
-    y, (sn, sc, sp) = flat(kept.output)
-    dx0, (gn, gc, gp) = flat(dx)
-    (space, positions), width = space_of(y), y.shape[1]
+    y, strides = flat(kept.output)
+    dx0, grad_strides = flat(dx)
     g, field = torch.empty_like(y, dtype=dtype), torch.empty_like(kept.rnorm)
     prepared = _units_again(weight, bias, kept, centered, dtype)
-    block = pass_tile("grads", y, width, sc)
-    inner = sizes("I", y.shape[2:])
-    passes.link_grad(
-        blocks(positions, block["BP"]),
-        dx0, y, kept.rnorm, prepared.stats, g, field, step.field, after.mean,
-        gain, positions, space, width, sn, sc, sp, gn, gc, gp,
-        IH=inner["IH"], IW=inner["IW"], **sizes("O", step.field.shape[2:]),
-        **window(window_after, geometry_after), CENTERED=centered,
-        RAW=prepared.rnorm is not None, **block,
+    launch = _plan_link(
+        y.shape, strides, grad_strides, step.field.shape, window_after.shape, geometry_after,
+        gain, centered, prepared.rnorm is not None,
     )  # fmt: skip
+    launch(dx0, y, kept.rnorm, prepared.stats, g, field, step.field, after.mean)
     return prepared, Grad(g, field, None, None)
+
+
+@plan
+def _plan_link(
+    shape: Shape,
+    strides: Strides,
+    grad_strides: Strides,
+    maps: Shape,
+    kernel: Shape,
+    geometry: Geometry,
+    gain: float,
+    centered: bool,
+    raw: bool,
+) -> Launch:
+    (space, positions), width = space_of(shape), shape[1]
+    block, inner = pass_tile("grads", shape, width, strides[1]), sizes("I", shape[2:])
+    return passes.link_grad(
+        blocks(positions, block["BP"]),
+        gain, positions, space, width, *strides, *grad_strides, IH=inner["IH"], IW=inner["IW"],
+        **sizes("O", maps[2:]), **window(kernel, geometry), CENTERED=centered, RAW=raw, **block,
+    )  # fmt: skip
 
 
 def _units_again(
@@ -167,25 +212,47 @@ def _end_grad(
 ) -> None:
     """One launch over the positions of dx and over the units of dw, as far as they are wanted."""
     input, weight, bias, kept, prepared, step, geometry, centered = place
-    groups = geometry.groups
-    x, (sn, sc, sp) = flat(input)
-    (space, positions), depth = space_of(x), x.shape[1] // groups
-    dx0, (gn, gc, gp) = (x, (sn, sc, sp)) if dx is None else flat(dx)
+    x, strides = flat(input)
+    dx0, grad_strides = (x, strides) if dx is None else flat(dx)
     w = dense_rows(weight)
     dv = w if dw is None else _like(dw, w)
-    units = 0 if dw is None else w.shape[0]
-    block = tile("small", space, depth, gc) if dx is None else pass_tile("grads", x, depth, gc)
-    programs = 0 if dx is None else blocks(positions, block["BP"]) * groups
-    inner = sizes("I", x.shape[2:])
+    launch = _plan_end(
+        x.shape, strides, grad_strides, dx is not None, step.field.shape, w.shape, dw is not None,
+        geometry, centered, bias is not None, prepared.rnorm is not None,
+    )  # fmt: skip
     new_x, new_w, new_b = out
-    passes.end_grad(
-        programs + units,
-        dx0, x, new_x, step.field, kept.mean, dv, db, w, bias, new_w, new_b, prepared.stats,
-        positions, space, groups, depth, sn, sc, sp, gn, gc, gp, units, w.shape[1:].numel(),
-        IH=inner["IH"], IW=inner["IW"], **sizes("O", step.field.shape[2:]),
-        **window(weight, geometry), CENTERED=centered, BIAS=bias is not None,
-        FIELDS=programs > 0, UNITS=units > 0, RAW=prepared.rnorm is not None,
-        **block, **row(w, block["num_warps"]),
+    launch(dx0, x, new_x, step.field, kept.mean, dv, db, w, bias, new_w, new_b, prepared.stats)
+
+
+@plan
+def _plan_end(
+    shape: Shape,
+    strides: Strides,
+    grad_strides: Strides,
+    fields: bool,
+    maps: Shape,
+    rows: Shape,
+    units: bool,
+    geometry: Geometry,
+    centered: bool,
+    bias: bool,
+    raw: bool,
+) -> Launch:
+    groups = geometry.groups
+    (space, positions), depth = space_of(shape), shape[1] // groups
+    if fields:
+        block = pass_tile("grads", shape, depth, grad_strides[1])
+    else:
+        block = tile("small", space, depth, grad_strides[1])
+    programs = blocks(positions, block["BP"]) * groups if fields else 0
+    count, size = rows[0] if units else 0, math.prod(rows[1:])
+    inner = sizes("I", shape[2:])
+    return passes.end_grad(
+        programs + count,
+        positions, space, groups, depth, *strides, *grad_strides, count, size,
+        IH=inner["IH"], IW=inner["IW"], **sizes("O", maps[2:]), **window(rows, geometry),
+        CENTERED=centered, BIAS=bias, FIELDS=programs > 0, UNITS=count > 0, RAW=raw,
+        **block, **row(size, block["num_warps"]),
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ is wide in the dimension that is dense in memory.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import lru_cache
 
 from torch import Tensor
@@ -21,10 +21,13 @@ _TILES = {  # elements of a tile, and warps of a program, as measured on an H200
     "finish": (2048, 2),
 }
 
+Shape = tuple[int, ...]
+Strides = tuple[int, int, int]  # of batch, channels and positions
+
 
 @lru_cache(maxsize=4096)
-def _strides_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int, int] | None:
-    """Strides of batch, channels and flattened positions; None where positions do not flatten."""
+def _strides_of(shape: Shape, strides: Shape) -> Strides | None:
+    """None where positions do not flatten."""
     step, reach = None, 1
     for size, stride in zip(reversed(shape[2:]), reversed(strides[2:]), strict=True):
         if size == 1:
@@ -37,7 +40,7 @@ def _strides_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, 
     return strides[0], strides[1], step or 0
 
 
-def flat(x: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
+def flat(x: Tensor) -> tuple[Tensor, Strides]:
     """x, a copy of it where its positions do not flatten, and its three strides."""
     strides = _strides_of(x.shape, x.stride())
     if strides is None:
@@ -53,7 +56,7 @@ def dense_rows(weight: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=4096)
-def _has_dense_rows(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+def _has_dense_rows(shape: Shape, strides: Shape) -> bool:
     expected = 1
     for stride, length in sorted(
         (s, n) for s, n in zip(strides[1:], shape[1:], strict=True) if n > 1
@@ -64,41 +67,36 @@ def _has_dense_rows(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return strides[0] == expected or shape[0] == 1
 
 
-@lru_cache(maxsize=1024)
-def _tile(size: int, warps: int, dense: bool, depth: int) -> dict[str, int]:
-    if dense:
+def tile(name: str, space: int, depth: int, channel_stride: int) -> dict[str, int]:
+    """Positions, channels and warps of a tile, wide where memory is dense."""
+    size, warps = _TILES[name]
+    if channel_stride == 1 or space == 1:
         channels = min(power(depth), size)
         return {"BP": max(1, min(64, size // channels)), "BC": channels, "num_warps": warps}
     channels = max(1, min(power(depth), size // 128))
     return {"BP": 128, "BC": channels, "num_warps": warps}
 
 
-def tile(name: str, space: int, depth: int, channel_stride: int) -> dict[str, int]:
-    """Positions, channels and warps of a tile, wide where memory is dense."""
-    return _tile(*_TILES[name], channel_stride == 1 or space == 1, depth)
+def pass_tile(name: str, shape: Shape, depth: int, channel_stride: int) -> dict[str, int]:
+    """The tile of a pass over a tensor."""
+    large = math.prod(shape) >= _LARGE
+    return tile(name if large else "small", math.prod(shape[2:]), depth, channel_stride)
 
 
-def pass_tile(name: str, x: Tensor, depth: int, channel_stride: int) -> dict[str, int]:
-    """The tile of a pass over x."""
-    space = x.shape[2:].numel()
-    return tile(name if x.numel() >= _LARGE else "small", space, depth, channel_stride)
-
-
-def space_of(x: Tensor) -> tuple[int, int]:
+def space_of(shape: Shape) -> tuple[int, int]:
     """Positions of an image, and of all of them."""
-    space = x.shape[2:].numel()
-    return space, x.shape[0] * space
+    space = math.prod(shape[2:])
+    return space, shape[0] * space
 
 
 def scale_kind(scale: Tensor | None) -> int:
     return 0 if scale is None else 1 if scale.numel() == 1 else 2
 
 
-def row(weight: Tensor, warps: int = 4) -> dict[str, int]:
+def row(size: int, warps: int) -> dict[str, int]:
     """The block of a weight vector: whole if it fits, so that it is read once."""
-    size = power(weight.shape[1:].numel())
     most = MOST_ROW if warps > 1 else MOST_ROW // 8
-    return {"WHOLE": size <= most, "BW": min(size, most)}
+    return {"WHOLE": power(size) <= most, "BW": min(power(size), most)}
 
 
 def blocks(count: int, size: int) -> int:
@@ -107,38 +105,26 @@ def blocks(count: int, size: int) -> int:
 
 
 def power(count: int) -> int:
-    """The power of two that is not less. (Triton's own takes longer than a launch should.)"""
+    """The power of two that is not less."""
     return 1 << (count - 1).bit_length()
 
 
-def three(values: Iterable[int], fill: int) -> list[int]:
-    values = list(values)
-    return [fill] * (3 - len(values)) + values
+def _three(values: Sequence[int], fill: int) -> list[int]:
+    return [fill] * (3 - len(values)) + list(values)
 
 
-@lru_cache(maxsize=1024)
-def sizes(name: str, values: tuple[int, ...]) -> dict[str, int]:
+def sizes(name: str, values: Sequence[int]) -> dict[str, int]:
     """Spatial sizes as the kernels name them: D, H and W of `name`."""
-    return {name + axis: v for axis, v in zip("DHW", three(values, 1), strict=True)}
+    return {name + axis: v for axis, v in zip("DHW", _three(values, 1), strict=True)}
 
 
-def window(weight: Tensor, geometry: Geometry) -> dict[str, int]:
-    """The taps of a field, and where they lie."""
+def window(kernel: Shape, geometry: Geometry) -> dict[str, int]:
+    """The taps of a field, and where they lie; kernel: the shape of the weights."""
     stride, padding, dilation, _ = geometry
-    return _window(weight.shape[2:], tuple(stride), tuple(padding), tuple(dilation))
-
-
-@lru_cache(maxsize=1024)
-def _window(
-    taps: tuple[int, ...],
-    stride: tuple[int, ...],
-    padding: tuple[int, ...],
-    dilation: tuple[int, ...],
-) -> dict[str, int]:
     return {
-        **sizes("K", taps),
+        **sizes("K", kernel[2:]),
         **sizes("S", stride),
         **sizes("D", dilation),
-        **dict(zip(("PD", "PH", "PW"), three(padding, 0), strict=True)),
-        "TAPS": power(math.prod(taps)),
+        **dict(zip(("PD", "PH", "PW"), _three(padding, 0), strict=True)),
+        "TAPS": power(math.prod(kernel[2:])),
     }

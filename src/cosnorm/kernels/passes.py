@@ -1,11 +1,14 @@
 """The Triton passes as they are launched: without the work that is the same at every launch.
 
-Triton looks at every argument of a launch to find the kernel compiled for such arguments. In a
-layer as small as those of a network for 32×32 images that takes the host longer than the kernel
-takes the GPU. Here a launch that is like one before it goes straight to that one's kernel.
+In a layer as small as those of a network for 32×32 images, the host takes longer to work out a
+launch than the GPU takes to run it. So what follows from shapes and flags alone is worked out once
+and remembered (`plan`), and a launch like one before it goes straight to that one's kernel, where
+Triton would look at every argument first.
 """
 
-from typing import Any
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, TypeVar
 
 import triton
 from torch import Tensor
@@ -13,43 +16,74 @@ from triton.compiler import CompiledKernel
 
 from cosnorm.kernels import fused
 
-_MOST = 4096  # launches that are remembered by a pass: inputs of many sizes must not fill memory
+T = TypeVar("T", bound=Callable[..., Any])
+
+_MOST = 4096  # plans of a kind that are remembered: inputs of many sizes must not fill memory
 _KEEPS_ARGUMENTS = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 6)
+_plans: list[Any] = []
+
+
+def plan(make: T) -> T:
+    """A function that is called once for the same arguments."""
+    remembering: Any = lru_cache(maxsize=_MOST)(make)
+    _plans.append(remembering)
+    return remembering
+
+
+def forget() -> None:
+    """Plan everything anew."""
+    for each in _plans:
+        each.cache_clear()
+
+
+class Launch:
+    """A pass with everything but its tensors: how many programs, numbers in order, sizes by name.
+
+    Of tensors, Triton looks at dtypes and at alignment to 16 bytes. Where all are aligned, a kernel
+    is known by the device and the dtypes; the rest is left to Triton.
+    """
+
+    __slots__ = ("_function", "_known", "_numbers", "_programs", "_sizes")
+
+    def __init__(self, function: Any, programs: int, *numbers: float, **sizes: Any) -> None:
+        self._function, self._programs = function, programs
+        self._numbers, self._sizes = numbers, sizes
+        self._known: dict[tuple, tuple[Callable[..., None], tuple]] = {}
+
+    def __call__(self, *tensors: Tensor | None) -> None:
+        first = tensors[0]
+        assert first is not None
+        key, bits = [first.get_device()], 0
+        for tensor in tensors:
+            if tensor is None:
+                key.append(None)
+            else:
+                key.append(tensor.dtype)
+                bits |= tensor.data_ptr()
+        known = None if bits & 15 else self._known.get(tuple(key))
+        if known is None:
+            self._first(key, bits, tensors)
+        else:
+            run, rest = known
+            run(*tensors, *rest)
+
+    def _first(self, key: list, bits: int, tensors: tuple[Tensor | None, ...]) -> None:
+        arguments = (*tensors, *self._numbers)
+        kernel = self._function[self._programs,](*arguments, **self._sizes)
+        if bits & 15 or not (_KEEPS_ARGUMENTS and isinstance(kernel, CompiledKernel)):
+            return  # by the interpreter, say
+        rest = (self._sizes[name] for name in self._function.arg_names[len(arguments) :])
+        self._known[tuple(key)] = kernel[self._programs, 1, 1], (*self._numbers, *rest)
 
 
 class Pass:
-    """A Triton function, called with its programs, its arguments in order, and its sizes by name.
-
-    Two launches are alike if they are on the same device, agree in every number and flag, and
-    their tensors agree in dtype and in alignment to 16 bytes: all that Triton looks at.
-    """
+    """A Triton function, of which launches are made."""
 
     def __init__(self, function: Any) -> None:
         self._function = function
-        self._known: dict[tuple, tuple[CompiledKernel, tuple]] = {}
 
-    def __call__(self, programs: int, *arguments: Any, **sizes: Any) -> None:
-        key = [arguments[0].get_device(), *sizes.items()]
-        for argument in arguments:
-            if isinstance(argument, Tensor):
-                key += argument.dtype, argument.data_ptr() & 15
-            else:
-                key.append(argument)
-        known = self._known.get(found := tuple(key))
-        if known is None:
-            self._first(found, programs, arguments, sizes)
-        else:
-            kernel, rest = known
-            kernel[programs, 1, 1](*arguments, *rest)
-
-    def _first(self, key: tuple, programs: int, arguments: tuple, sizes: dict[str, Any]) -> None:
-        kernel = self._function[programs,](*arguments, **sizes)
-        if not (_KEEPS_ARGUMENTS and isinstance(kernel, CompiledKernel)):
-            return  # by the interpreter, say
-        if len(self._known) >= _MOST:
-            self._known.clear()
-        rest = self._function.arg_names[len(arguments) :]
-        self._known[key] = kernel, tuple(sizes[name] for name in rest)
+    def __call__(self, programs: int, *numbers: float, **sizes: Any) -> Launch:
+        return Launch(self._function, programs, *numbers, **sizes)
 
 
 prepare = Pass(fused.prepare)

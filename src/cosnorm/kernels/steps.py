@@ -12,9 +12,9 @@ from cosnorm.reference import compute_dtype
 class Geometry(NamedTuple):
     """A linear layer has no spatial dimensions: rows are fields of one position."""
 
-    stride: Sequence[int]
-    padding: Sequence[int]
-    dilation: Sequence[int]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
     groups: int
 
 

@@ -5,8 +5,7 @@ that don't wait for it fit in. The second stream begins where the caller's is an
 again before anything is returned, so that callers see one stream.
 """
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -15,29 +14,58 @@ import torch
 # product must not come first.
 _LEAD = {"fields": 4_000, "weights": 16_000}
 
-_companions: dict[tuple[int, int], torch.cuda.Stream] = {}
+_streams: dict[tuple[int, ...], "_Streams"] = {}
 
 
-def _companion(stream: torch.cuda.Stream) -> torch.cuda.Stream:
-    key = (stream.device_index, stream.cuda_stream)
-    if key not in _companions:
-        _companions[key] = torch.cuda.Stream(stream.device)
-    return _companions[key]
+class _Streams:
+    """A stream, its companion, and the events by which they wait for each other.
+
+    Events are recorded again and again: a stream waits for what an event stood for when it was
+    told to.
+    """
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.first, self.second = stream, torch.cuda.Stream(stream.device)
+        self.forked, self.joined = torch.cuda.Event(), torch.cuda.Event()
+        self.blocks = {what: _Beside(self, lead) for what, lead in _LEAD.items()}
 
 
-@contextmanager
-def _second(stream: torch.cuda.Stream, companion: torch.cuda.Stream, lead: int) -> Iterator[None]:
-    torch.cuda.set_stream(companion)  # `with torch.cuda.stream` takes the host three times as long
-    try:
-        torch.cuda._sleep(lead)
-        yield
-    finally:
-        torch.cuda.set_stream(stream)
+class _Side:
+    """Launches on the companion, after a pause."""
+
+    def __init__(self, streams: _Streams, lead: int) -> None:
+        self._streams, self._lead = streams, lead
+
+    def __enter__(self) -> None:
+        # `with torch.cuda.stream` takes the host three times as long.
+        torch.cuda.set_stream(self._streams.second)
+        torch.cuda._sleep(self._lead)
+
+    def __exit__(self, *_: object) -> None:
+        torch.cuda.set_stream(self._streams.first)
 
 
-@contextmanager
-def beside(device: torch.device, what: str) -> Iterator[AbstractContextManager]:
-    """Yields a context whose launches run beside those outside of it, until the block ends.
+class _Beside:
+    def __init__(self, streams: _Streams, lead: int) -> None:
+        self._streams, self._side = streams, _Side(streams, lead)
+
+    def __enter__(self) -> _Side:
+        streams = self._streams
+        streams.forked.record(streams.first)
+        streams.second.wait_event(streams.forked)
+        return self._side
+
+    def __exit__(self, *_: object) -> None:
+        streams = self._streams
+        streams.joined.record(streams.second)
+        streams.first.wait_event(streams.joined)
+
+
+def beside(
+    device: torch.device, what: str
+) -> AbstractContextManager[AbstractContextManager[object]]:
+    """A block, and as its value a context whose launches run beside those outside of it, until the
+    block ends.
 
     what: statistics of the "fields", or gradients of the "weights".
 
@@ -49,12 +77,8 @@ def beside(device: torch.device, what: str) -> Iterator[AbstractContextManager]:
     Launch the product first; the second stream gives it a lead.
     """
     if device.type != "cuda":
-        yield nullcontext()
-        return
-    stream = torch.cuda.current_stream(device)
-    companion = _companion(stream)
-    companion.wait_stream(stream)
-    try:
-        yield _second(stream, companion, _LEAD[what])
-    finally:
-        stream.wait_stream(companion)
+        return nullcontext(nullcontext())
+    current = torch._C._cuda_getCurrentStream(device.index)  # its numbers alone: no object is made
+    if current not in _streams:
+        _streams[current] = _Streams(torch.cuda.current_stream(device))
+    return _streams[current].blocks[what]
