@@ -87,7 +87,7 @@ def test_a_network_needs_the_plain_one_and_others(methods, capsys):
 def test_the_plain_network_keeps_its_signal():
     """Or its time would be that of zeros, or of NaN."""
     options = network.parse(["--batch", "2", "--channels", "16"])
-    run, parameters = network.step("none", options, False)
+    run, parameters = network.step("none", options)
     before = [p.clone() for p in parameters]
     for _ in range(10):
         run()

@@ -368,15 +368,46 @@ def test_it_compiles_to_one_graph(centered):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
+LARGE = [(64, 512, 3, {"padding": 1})] + 2 * [(512, 512, 3, {"padding": 1})]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("centered", [False, True])
-def test_large_layers_in_a_graph(centered, chains):
+def test_in_the_graphs_of_the_compiler(centered):
+    """torch.compile(mode="reduce-overhead") captures forward and backward by itself."""
+    net = network(LARGE, centered).to("cuda").to(memory_format=torch.channels_last)
+    x = torch.randn(64, 64, 12, 12, device="cuda").contiguous(memory_format=torch.channels_last)
+    parameters = list(net.parameters())
+
+    def step(model):
+        torch.compiler.cudagraph_mark_step_begin()
+        with torch.autocast("cuda", torch.bfloat16):
+            y = model(x)
+        return [t.clone() for t in (y, *torch.autograd.grad(y.float().square().sum(), parameters))]
+
+    compiled = torch.compile(net, mode="reduce-overhead", fullgraph=True)
+    made = [step(compiled) for _ in range(6)][-1]
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True
+    ) as profile:
+        again = step(compiled)
+    names = {event.name for event in profile.events()}
+    assert any("cudaGraphLaunch" in name for name in names) and "cosnorm::cosine_chain" not in names
+    for a, b, want in zip(made, again, step(net), strict=True):
+        assert torch.equal(a, b)
+        assert (a.double() - want.double()).norm() <= 0.03 * want.double().norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [32, 128])
+@pytest.mark.parametrize("centered", [False, True])
+def test_large_layers_in_a_graph(centered, batch, chains):
     """As one trains: autocast, channels last, the step in a CUDA graph, replayed."""
-    net = network([(64, 512, 3, {"padding": 1})] + 2 * [(512, 512, 3, {"padding": 1})], centered)
-    net = net.to("cuda").to(memory_format=torch.channels_last)
-    x = torch.randn(64, 64, 16, 16, device="cuda").contiguous(memory_format=torch.channels_last)
+    net = network(LARGE, centered).to("cuda").to(memory_format=torch.channels_last)
+    x = torch.randn(batch, 64, 16, 16, device="cuda").contiguous(memory_format=torch.channels_last)
     parameters = list(net.parameters())
     assert launch.apart(x, parameters[1])
+    assert launch.apart(x, parameters[1], little=True) == (batch == 128)
 
     def step(model):
         with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):

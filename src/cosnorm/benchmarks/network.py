@@ -24,6 +24,7 @@ from cosnorm.benchmarks.verify import verify
 from cosnorm.models import Recipe, initialise, vgg
 
 METHODS = ("none", "batch", "weight", "layer", "cosine", "pearson")
+MODES = {"default": "compiled", "reduce-overhead": "reduce-overhead"}
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -36,7 +37,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--channels", type=int, help="512 on cuda, 64 on cpu")
     parser.add_argument("--dtype", choices=DTYPES, help="autocast: bfloat16 on cuda, none on cpu")
     parser.add_argument("--compile", action="store_true", help="compiled beside eager")
-    parser.add_argument("--launches", action="store_true", help="count launches: no CUDA graph")
+    parser.add_argument(
+        "--launches",
+        action="store_true",
+        help="count launches: no CUDA graph but, with --compile, the compiler's (reduce-overhead)",
+    )
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--out", help="write JSON here")
     options = parser.parse_args(argv)
@@ -61,10 +66,12 @@ def _draw(network: torch.nn.Module) -> None:
                 weight.mul_(math.sqrt(2 / weight[0].numel()))
 
 
-def step(method: str, options: Any, compiled: bool) -> tuple[Callable[[], None], list[Tensor]]:
+def step(
+    method: str, options: Any, mode: str | None = None
+) -> tuple[Callable[[], None], list[Tensor]]:
     """Forward, loss, backward and the plain SGD update on one batch of random images.
 
-    Returns that, and the parameters it updates.
+    mode: of torch.compile, None for eager. Returns the step, and the parameters it updates.
     """
     device = torch.device(options.device)
     torch.manual_seed(0)
@@ -75,7 +82,7 @@ def step(method: str, options: Any, compiled: bool) -> tuple[Callable[[], None],
     x = x.contiguous(memory_format=torch.channels_last)
     y = torch.randint(10, (options.batch,), device=device)
     parameters = list(network.parameters())
-    forward = torch.compile(network) if compiled else network
+    forward = torch.compile(network, mode=mode) if mode else network
 
     def run() -> None:
         dtype = DTYPES[options.dtype] if options.dtype else torch.bfloat16
@@ -86,6 +93,14 @@ def step(method: str, options: Any, compiled: bool) -> tuple[Callable[[], None],
             torch._foreach_add_(parameters, grads, alpha=-1e-6)  # pyright: ignore
 
     return run, parameters
+
+
+def _modes(options: argparse.Namespace) -> list[str | None]:
+    """Of torch.compile, beside eager: its own CUDA graphs only where all is not in one anyway."""
+    if not options.compile:
+        return [None]
+    graphs = options.launches and options.device == "cuda"
+    return [None, "default", *(["reduce-overhead"] if graphs else [])]
 
 
 def main(argv: list[str]) -> int:
@@ -100,9 +115,9 @@ def main(argv: list[str]) -> int:
     print(f"checked: {verify(device, checked)} cases against float64")
     works, parameters = {}, {}
     for method in options.methods:
-        for compiled in (False, True) if options.compile else (False,):
-            name = f"{method}, compiled" if compiled else method
-            work, parameters[name] = step(method, options, compiled)
+        for mode in _modes(options):
+            name = f"{method}, {MODES[mode]}" if mode else method
+            work, parameters[name] = step(method, options, mode)
             works[name] = graphed(work) if cuda and not options.launches else work
     table = interleaved(works, rounds=options.rounds, baseline="none", cuda=cuda, slice_ms=30)
     for name, tensors in parameters.items():
