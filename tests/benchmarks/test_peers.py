@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from cosnorm.benchmarks import layers, network, peers, training
+from cosnorm.benchmarks import layers, network, peers, training, verify
 
 ROWS = {"conv": (2, 6, 7, 5), "linear": (9, 6)}
 KINDS = {"conv": peers.CONVOLUTIONS, "linear": peers.LINEARS}
@@ -48,7 +48,7 @@ def test_folded_peers_give_the_same_with_less(kind, name):
 @pytest.fixture
 def unchecked(monkeypatch):
     for module in (layers, network, training):
-        monkeypatch.setattr(module, "verify", lambda device, dtypes: len(dtypes))
+        monkeypatch.setattr(module, "verify", lambda device, dtypes: print("checked", len(dtypes)))
 
 
 def test_layers_in_every_mode(unchecked, tmp_path, capsys):
@@ -59,7 +59,17 @@ def test_layers_in_every_mode(unchecked, tmp_path, capsys):
     report = json.loads(out.read_text())
     assert [result["mode"] for result in report["results"]] == list(layers.MODES)
     assert all(result["providers"]["pearson"]["ratio"] > 0 for result in report["results"])
-    assert "checked: 1 cases" in capsys.readouterr().out
+    assert "checked 1\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("module", [layers, network, training], ids=lambda m: m.__name__)
+def test_nothing_is_timed_where_the_ops_are_wrong(module, monkeypatch, capsys):
+    wrong = lambda case, device: [f"{case}: error 2"] if case.centered else []  # noqa: E731
+    monkeypatch.setattr(verify, "faults_of", wrong)
+    with pytest.raises(AssertionError, match=r"pearson linear .* float32: error 2"):
+        module.main([])
+    told = capsys.readouterr().out
+    assert told.startswith("checking 22 cases") and told.count("\n") == 1
 
 
 def test_a_network_that_has_diverged_is_not_timed(unchecked, monkeypatch):

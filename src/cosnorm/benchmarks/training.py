@@ -83,7 +83,7 @@ def main(argv: list[str]) -> int:
     rows = options.rows or (60_000 if cuda else 2000)
     steps = options.steps or (1000 if cuda else 20)
     checked = (torch.float32, torch.bfloat16) if cuda else (torch.float32,)
-    print(f"checked: {verify(torch.device(options.device), checked)} cases against float64")
+    verify(torch.device(options.device), checked)
     results = {}
     for name in options.sets.split(","):
         dataset = images(name, rows)
