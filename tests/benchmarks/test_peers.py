@@ -110,3 +110,16 @@ def test_a_run_against_its_step(unchecked, tmp_path):
     sizes = ["--rows", "200", "--steps", "2", "--rounds", "1"]
     assert training.main(["--sets", "mnist", "--methods", "none", *sizes, "--out", str(out)]) == 0
     assert json.loads(out.read_text())["results"]["mnist none"]["ratio"] > 0
+
+
+@pytest.mark.slow
+def test_compiled_peers_stay_compiled(monkeypatch):
+    """However many there were before: torch would leave the ninth of a kind to run uncompiled."""
+    for name in ("recompile_limit", "accumulated_recompile_limit", "fail_on_recompile_limit_hit"):
+        monkeypatch.setattr(torch._dynamo.config, name, getattr(torch._dynamo.config, name))
+    make, made = peers.compiled(peers.LINEARS["linear+relu"]), torch._dynamo.utils.counters
+    torch._dynamo.reset()
+    made.clear()
+    for size in range(3, 13):
+        assert make(size, 4)(torch.randn(2, size)).shape == (2, 4)
+    assert made["stats"]["unique_graphs"] == 10

@@ -82,7 +82,7 @@ def step(
     x = x.contiguous(memory_format=torch.channels_last)
     y = torch.randint(10, (options.batch,), device=device)
     parameters = list(network.parameters())
-    forward = torch.compile(network, mode=mode) if mode else network
+    forward = torch.compile(network, mode=mode, dynamic=False) if mode else network
 
     def run() -> None:
         dtype = DTYPES[options.dtype] if options.dtype else torch.bfloat16

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo import config as dynamo_config
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
@@ -165,4 +166,11 @@ def folded(module: nn.Module) -> nn.Module:
 
 
 def compiled(factory: Factory) -> Factory:
-    return lambda i, o: torch.compile(factory(i, o))  # pyright: ignore[reportReturnType]
+    """Compiled for its size alone, and not left uncompiled because many others were before it."""
+
+    def make(i: int, o: int) -> nn.Module:
+        dynamo_config.recompile_limit = dynamo_config.accumulated_recompile_limit = 1000
+        dynamo_config.fail_on_recompile_limit_hit = True
+        return torch.compile(factory(i, o), dynamic=False)  # pyright: ignore[reportReturnType]
+
+    return make
