@@ -128,10 +128,8 @@ EAGER = (
     "batch", "layer", "weight", "cosine", "pearson", "cosine, ones kernel",
     "pearson, ones kernel", "cosine, normalize", "pearson, normalize",
 )  # fmt: skip
-COMPILED = tuple(
-    f"{name}, compiled"
-    for name in ("batch", "layer", "cosine", "pearson", "cosine, formula", "pearson, formula")
-)
+FORMULAS = tuple(f"{m}, {f}" for f in ("bare formula", "formula") for m in ("cosine", "pearson"))
+COMPILED = tuple(f"{n}, compiled" for n in ("batch", "layer", "cosine", "pearson", *FORMULAS))
 OURS = ("batch", "cosine", "pearson", "cosine, ones kernel", "pearson, ones kernel")
 TABLES: dict[str, Callable[[], str]] = {
     "cpu-short": lambda: layers("cpu/layers.json", OURS),
@@ -143,7 +141,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-autocast": lambda: layers("h200/autocast.json"),
     "gpu-forward": lambda: layers("h200/modes.json", OURS[:3], "forward"),
     "gpu-backward": lambda: layers("h200/modes.json", OURS[:3], "backward"),
-    "gpu-folded": lambda: layers("h200/modes.json", OURS[1:3], "folded"),
+    "gpu-folded": lambda: layers("h200/modes.json", OURS[:3], "folded"),
     "gpu-compiled": lambda: layers("h200/layers.json", COMPILED),
     "gpu-network": lambda: network("h200/network.json"),
     "gpu-network-launches": lambda: network("h200/network_launches.json"),
