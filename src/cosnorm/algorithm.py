@@ -99,8 +99,8 @@ def forward_step(
     """
     dtype, told = compute_dtype(input), links[0] if links else None
     keep = (keeps_cosine(scale, relu), keeps_unit(input, weight), *links[1:])
-    little = told is not None and (centered or weight.dtype != dtype)
-    if steps is not plain and steps.apart(input, weight, little):
+    windows_only = told is not None and (centered or weight.dtype != dtype)
+    if steps is not plain and steps.apart(input, weight, windows_only):
         prepared = steps.units(weight, bias, centered, dtype, False)
         product, fields = _apart(steps, input, prepared, geometry, centered, told)
     else:

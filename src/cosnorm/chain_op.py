@@ -42,13 +42,13 @@ def _layers(
 ) -> list[Layer]:
     dims = weights[0].dim() - 2
     parts = zip(*(_cut(size, dims) for size in sizes), strict=True)
-    geometries = [Geometry(stride, padding, dilation, 1) for stride, padding, dilation in parts]
+    geometries = [Geometry.of(stride, padding, dilation, 1) for stride, padding, dilation in parts]
     vectors = [b.contiguous() for b in biases] or [None] * len(weights)
     return [Layer(*each) for each in zip(weights, vectors, geometries, strict=True)]
 
 
-def _cut(values: Sequence[Any], length: int) -> list[tuple[Any, ...]]:
-    return [tuple(values[i : i + length]) for i in range(0, len(values), length)]
+def _cut(values: Sequence[Any], length: int) -> list[Sequence[Any]]:
+    return [values[i : i + length] for i in range(0, len(values), length)]
 
 
 def _run(input, weights, biases, stride, padding, dilation, centered, keep) -> list[Tensor]:

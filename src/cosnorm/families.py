@@ -67,14 +67,14 @@ def _linear_backward(grad, input, weight, bias, scale, kept, gain, centered, rel
 
 
 def _conv_forward(input, weight, bias, scale, stride, padding, dilation, groups, *tail) -> Kept:
-    geometry = Geometry(tuple(stride), tuple(padding), tuple(dilation), groups)
+    geometry = Geometry.of(stride, padding, dilation, groups)
     return algorithm.forward(input, weight, bias, scale, geometry, *tail)
 
 
 def _conv_backward(
     grad, input, weight, bias, scale, kept, stride, padding, dilation, groups, *tail
 ):
-    geometry = Geometry(tuple(stride), tuple(padding), tuple(dilation), groups)
+    geometry = Geometry.of(stride, padding, dilation, groups)
     return algorithm.backward(grad, input, weight, bias, scale, kept, geometry, *tail)
 
 
@@ -97,7 +97,7 @@ def _linear_shapes(input, weight, *_):
 
 
 def _conv_shapes(input, weight, stride, padding, dilation, groups, *_):
-    geometry = Geometry(stride, padding, dilation, groups)
+    geometry = Geometry.of(stride, padding, dilation, groups)
     size = output_size(input.shape[2:], weight.shape[2:], geometry)
     batch, out = input.shape[0], weight.shape[0]
     return (batch, out, *size), (batch, groups, *size), out

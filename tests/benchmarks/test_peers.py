@@ -86,6 +86,28 @@ def test_a_network_that_has_diverged_is_not_timed(unchecked, monkeypatch):
         network.main(arguments)
 
 
+@pytest.mark.parametrize(
+    "arguments, modes",
+    [
+        ([], [None]),
+        (["--compile"], [None, "default"]),
+        (["--compile", "--launches"], [None, "default"]),
+        (["--compile", "--device", "cuda"], [None, "default"]),
+        (["--launches", "--device", "cuda"], [None]),
+        (["--compile", "--launches", "--device", "cuda"], [None, "default", "reduce-overhead"]),
+    ],
+)
+def test_how_a_network_is_compiled(arguments, modes, monkeypatch):
+    options = network.parse([*arguments, "--batch", "1", "--channels", "2"])
+    assert network._modes(options) == modes
+    asked = []
+    monkeypatch.setattr(torch, "compile", lambda net, **how: asked.append(how) or net)
+    options.device = "cpu"
+    for mode in modes:
+        network.step("none", options, mode)
+    assert asked == [{"mode": mode, "dynamic": False} for mode in modes if mode]
+
+
 @pytest.mark.parametrize("methods", ["none", "cosine,batch", "none,nothing", ""])
 def test_a_network_needs_the_plain_one_and_others(methods, capsys):
     with pytest.raises(SystemExit) as ended:

@@ -34,10 +34,13 @@ def triton_steps():
     algorithm.set_backend(before)
 
 
-@pytest.fixture(params=["together", "apart"])
+@pytest.fixture(params=["together", "apart", "apart but for windows"])
 def manner(request, monkeypatch):
-    monkeypatch.setattr(launch, "apart", lambda *_: request.param == "apart")
-    if request.param == "apart":
+    def apart(input, weight, windows_only=False):
+        return request.param == "apart" or (request.param != "together" and not windows_only)
+
+    monkeypatch.setattr(launch, "apart", apart)
+    if request.param != "together":
         monkeypatch.setattr(layout, "_LARGE", 0)
 
 
@@ -225,6 +228,24 @@ def test_folded_layers(arguments, centered, device, manner, chains, monkeypatch)
     torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_sizes_may_be_lists(device, chains, monkeypatch):
+    """As some set them on a layer that they have."""
+    net = network(ARGUMENTS[0], True).to(device).eval()
+    x = torch.randn(2, 3, 7, 6, device=device)
+    with torch.no_grad():
+        want = net(x)
+        for layer in net:
+            layer.stride, layer.padding = list(layer.stride), list(layer.padding)
+            layer.dilation = list(layer.dilation)
+        torch.testing.assert_close(net(x), want, rtol=0, atol=0)
+        fold(net)
+        monkeypatch.setattr(folded, "_on_gpu", lambda input: True)
+        torch.testing.assert_close(net(x), want)
+        torch.testing.assert_close(nn.Sequential(*net)(x), want)
+    assert chains == [3, 3, 3]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are compiled for the GPU here")
 @pytest.mark.parametrize("centered", [False, True])
 def test_a_trace_of_folded_layers_is_of_torch(centered, monkeypatch):
@@ -408,7 +429,7 @@ def test_large_layers_in_a_graph(centered, batch, chains):
     x = torch.randn(batch, 64, 16, 16, device="cuda").contiguous(memory_format=torch.channels_last)
     parameters = list(net.parameters())
     assert launch.apart(x, parameters[1])
-    assert launch.apart(x, parameters[1], little=True) == (batch == 128)
+    assert launch.apart(x, parameters[1], windows_only=True) == (batch == 128)
 
     def step(model):
         with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):

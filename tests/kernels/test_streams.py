@@ -15,7 +15,7 @@ from cosnorm import algorithm, chain_op
 from cosnorm.kernels.steps import LINEAR, Geometry
 
 pytest.importorskip("triton", reason="the kernels need triton")
-from cosnorm.kernels import launch, passes
+from cosnorm.kernels import launch, passes, streams
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="where there is a GPU the kernels are compiled for it"
@@ -131,3 +131,115 @@ def test_the_watch_sees_what_was_allocated_too_late(watch, monkeypatch):
         x, w = torch.randn(size), torch.randn(kernel)
         algorithm.forward(x, w, None, None, geometry, 1.0, False, True)
     assert watch.faults
+
+
+class Told:
+    """Streams and events that only note what they are told."""
+
+    def __init__(self, monkeypatch):
+        self.notes, self.current = [], "first"
+        made = iter(["second", "third"])
+
+        class Stream:
+            def __init__(stream, name):
+                stream.name, stream.device = name, "cuda:0"
+
+            def wait_event(stream, event):
+                self.notes.append(f"{stream.name} waits for {event.at}")
+
+        class Event:
+            def record(event, stream):
+                event.at = f"{stream.name} {len(self.notes)}"
+                self.notes.append(f"mark {event.at}")
+
+        def set_stream(stream):
+            self.current = stream.name
+
+        cuda = torch.cuda
+        monkeypatch.setattr(cuda, "Stream", lambda device: Stream(next(made)))
+        monkeypatch.setattr(cuda, "Event", Event)
+        monkeypatch.setattr(cuda, "set_stream", set_stream)
+        monkeypatch.setattr(cuda, "current_stream", lambda device: Stream(self.current))
+        monkeypatch.setattr(cuda, "_sleep", lambda cycles: self.launch("pause"))
+        number = lambda index: (self.current, index)  # noqa: E731
+        monkeypatch.setattr(torch._C, "_cuda_getCurrentStream", number, raising=False)
+        monkeypatch.setattr(streams, "_streams", {})
+
+    def launch(self, what):
+        self.notes.append(f"{what} on {self.current}")
+
+
+@pytest.fixture
+def told(monkeypatch):
+    return Told(monkeypatch)
+
+
+DEVICE = torch.device("cuda", 0)
+
+
+def test_the_second_stream_begins_and_ends_within_the_first(told):
+    for _ in range(2):  # events are used again
+        told.notes.clear()
+        with streams.beside(DEVICE, "fields") as side:
+            told.launch("product")
+            with side:
+                told.launch("statistics")
+            told.launch("more")
+        told.launch("the rest")
+        assert told.notes == [
+            "mark first 0",
+            "second waits for first 0",
+            "product on first",
+            "pause on second",
+            "statistics on second",
+            "more on first",
+            "mark second 6",
+            "first waits for second 6",
+            "the rest on first",
+        ]
+
+
+@pytest.mark.parametrize("when", ["in the pause", "on the side", "in the block"])
+def test_a_failure_leaves_the_caller_where_it_was(when, told, monkeypatch):
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    if when == "in the pause":
+        monkeypatch.setattr(torch.cuda, "_sleep", fail)
+    with pytest.raises(KeyboardInterrupt), streams.beside(DEVICE, "weights") as side:
+        with side:
+            if when == "on the side":
+                fail()
+        fail()
+    assert told.current == "first" and told.notes[-1].startswith("first waits for second")
+
+
+def test_each_stream_has_a_companion_of_its_own(told):
+    blocks = {}
+    for current in ("first", "other", "first"):
+        told.current = current
+        blocks.setdefault(current, []).append(streams.beside(DEVICE, "fields"))
+    assert blocks["first"][0] is blocks["first"][1] is not blocks["other"][0]
+    assert streams.beside(DEVICE, "weights") is not blocks["first"][0]
+
+
+class OnGpu:
+    """A tensor's face, as far as it is looked at."""
+
+    device = DEVICE
+
+    def __init__(self, *shape):
+        self.shape = torch.Size(shape)
+
+    def numel(self):
+        return self.shape.numel()
+
+
+def test_which_layers_are_large():
+    weight, few, many = OnGpu(512, 512, 3, 3), OnGpu(128, 512, 12, 12), OnGpu(128, 512, 24, 24)
+    assert not launch.apart(torch.zeros(128, 8, 24, 24), torch.zeros(8, 8, 3, 3))  # on a CPU
+    assert launch.apart(few, weight) and launch.apart(many, weight)
+    assert launch.apart(many, weight, windows_only=True)
+    assert not launch.apart(few, weight, windows_only=True)
+    assert not launch.apart(OnGpu(128, 784), OnGpu(1000, 784))
+    assert launch.apart(OnGpu(128, 3, 24, 24), OnGpu(512, 3, 3, 3))  # few products, much to write

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._dynamo.utils import counters
 
 from cosnorm.benchmarks.layers import DTYPES
 from cosnorm.benchmarks.timing import (
@@ -120,6 +121,10 @@ def main(argv: list[str]) -> int:
             work, parameters[name] = step(method, options, mode)
             works[name] = graphed(work) if cuda and not options.launches else work
     table = interleaved(works, rounds=options.rounds, baseline="none", cuda=cuda, slice_ms=30)
+    if skipped := counters["inductor"]["cudagraph_skips"]:
+        print(
+            f"\nof its own CUDA graphs the compiler skipped {skipped}: reduce-overhead is not that"
+        )
     for name, tensors in parameters.items():
         if not all(tensor.isfinite().all() for tensor in tensors):
             raise ArithmeticError(f"{name} has diverged: its time is not that of a training step")

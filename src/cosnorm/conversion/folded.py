@@ -86,7 +86,7 @@ class FoldedConv(_Folded):
             return None
         if not plain or self.activation != "relu":
             return None
-        geometry = Geometry(self.stride, self.padding, self.dilation, 1)
+        geometry = Geometry.of(self.stride, self.padding, self.dilation, 1)
         layer = Layer(self.unit_weight, self.unit_bias, geometry)
         return Link(layer, self.total is not None, True, self.total)
 
@@ -153,7 +153,7 @@ def folded_conv(
     sizes = conv_sizes(name, dims, input, unit[0], stride, padding, dilation, groups)
     x = autocast(input if input.dim() == dims + 2 else input.unsqueeze(0))
     x = F.pad(x, sizes.extra) if sizes.extra else x
-    geometry = Geometry(*map(tuple, (sizes.stride, sizes.padding, sizes.dilation)), groups)
+    geometry = Geometry.of(sizes.stride, sizes.padding, sizes.dilation, groups)
     dtype = reference.compute_dtype(x)
     with reference.full_precision(x):
         v, vb, total = unit = _in_dtype(unit, dtype)

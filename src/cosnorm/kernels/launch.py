@@ -63,15 +63,15 @@ def serves(input: Tensor, weight: Tensor) -> bool:
     )
 
 
-def apart(input: Tensor, weight: Tensor, little: bool = False) -> bool:
+def apart(input: Tensor, weight: Tensor, windows_only: bool = False) -> bool:
     """Whether a layer is large enough for passes beside its products.
 
-    little: all that would run there are the windows of the fields, which the last pass of a smaller
-    layer sums up on its way.
+    windows_only: all that would run there are the windows of the fields, which the last pass of a
+    smaller layer sums up on its way.
     """
     if input.device.type != "cuda":
         return False
     positions = input.numel() // input.shape[1]
-    if little and positions < _MANY:
+    if windows_only and positions < _MANY:
         return False
     return positions * weight.numel() >= _WORTH or positions * weight.shape[0] >= _WIDE

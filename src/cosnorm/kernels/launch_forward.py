@@ -209,14 +209,14 @@ def finish(
         rnorm = z.new_empty(maps, dtype=torch.float32)
         mean = rnorm.new_empty(maps if centered else (0,))
     launch, once = _plan_finish(
-        z.shape, strides, input.shape, weight.weight.shape, geometry, gain, scale_kind(scale),
+        z.shape, strides, input.shape, weight.weight.shape, geometry, scale_kind(scale),
         centered, weight.bias is not None, relu, keep, weight.rnorm is not None, ready, tell,
     )  # fmt: skip
     after = _empty_fields(y, 1, centered) if tell else None
     told = (None, None) if after is None else after[:2]
     launch(
         z, y, cosine, fields.mean, fields.square, rnorm, mean, weight.total, weight.stats, scale,
-        *told,
+        *told, gain,
     )  # fmt: skip
     if after is not None and not once:
         _prepare(y, after, 1, None, None, weight, centered)
@@ -231,7 +231,6 @@ def _plan_finish(
     inner: Shape,
     kernel: Shape,
     geometry: Geometry,
-    gain: float,
     scale: int,
     centered: bool,
     bias: bool,
@@ -248,7 +247,7 @@ def _plan_finish(
     once, outer = width <= block["BC"], sizes("O", shape[2:])
     launch = passes.finish(
         blocks(positions, block["BP"]) * groups,
-        gain, positions, space, groups, inner[1] // groups, width, *strides,
+        positions, space, groups, inner[1] // groups, width, *strides,
         **sizes("I", inner[2:]), OH=outer["OH"], OW=outer["OW"], **window(kernel, geometry),
         CENTERED=centered, BIAS=bias, RELU=relu, KEEP=keep, SCALE=scale, RAW=raw, READY=ready,
         ONCE=once, NEXT=once and tell, EXACT=width & (width - 1) == 0, **block,

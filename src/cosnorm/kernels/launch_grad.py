@@ -53,13 +53,14 @@ def start_grad(
     raw = prepared.rnorm is not None
     units = 0 if raw or kept.unit.numel() else w.shape[0]
     launch, programs = _plan_start(
-        y.shape, strides, grad_strides, kept.rnorm.shape[1], w.shape, units, gain,
+        y.shape, strides, grad_strides, kept.rnorm.shape[1], w.shape, units,
         scale_kind(scale), centered, bias is not None, relu, cosine, raw, need_scale,
     )  # fmt: skip
     partial = y.new_empty((programs, w.shape[0]) if need_scale else (0,), dtype=torch.float32)
     launch(
         dy, y, kept.rnorm, scale, g, field, partial,
         w, bias, prepared.weight, prepared.bias, prepared.stats, prepared.total,
+        gain,
     )  # fmt: skip
     dscale = like_scale(partial.sum(0), scale) if need_scale else None
     return prepared, Grad(g, field, None, dscale)
@@ -73,7 +74,6 @@ def _plan_start(
     groups: int,
     rows: Shape,
     units: int,
-    gain: float,
     scale: int,
     centered: bool,
     bias: bool,
@@ -88,7 +88,7 @@ def _plan_start(
     programs = blocks(positions, block["BP"])
     launch = passes.start_grad(
         programs * groups + units,
-        gain, positions, space, groups, width, *strides, *grad_strides, units, size,
+        positions, space, groups, width, *strides, *grad_strides, units, size,
         CENTERED=centered, BIAS=bias, RELU=relu, COSINE=cosine, RAW=raw, SCALE=scale,
         DSCALE=need_scale, UNITS=units > 0, **block, **row(size, block["num_warps"]),
     )  # fmt: skip
@@ -119,9 +119,9 @@ def link_grad(
     prepared = _units_again(weight, bias, kept, centered, dtype)
     launch = _plan_link(
         y.shape, strides, grad_strides, step.field.shape, window_after.shape, geometry_after,
-        gain, centered, prepared.rnorm is not None,
+        centered, prepared.rnorm is not None,
     )  # fmt: skip
-    launch(dx0, y, kept.rnorm, prepared.stats, g, field, step.field, after.mean)
+    launch(dx0, y, kept.rnorm, prepared.stats, g, field, step.field, after.mean, gain)
     return prepared, Grad(g, field, None, None)
 
 
@@ -133,7 +133,6 @@ def _plan_link(
     maps: Shape,
     kernel: Shape,
     geometry: Geometry,
-    gain: float,
     centered: bool,
     raw: bool,
 ) -> Launch:
@@ -141,7 +140,7 @@ def _plan_link(
     block, inner = pass_tile("grads", shape, width, strides[1]), sizes("I", shape[2:])
     return passes.link_grad(
         blocks(positions, block["BP"]),
-        gain, positions, space, width, *strides, *grad_strides, IH=inner["IH"], IW=inner["IW"],
+        positions, space, width, *strides, *grad_strides, IH=inner["IH"], IW=inner["IW"],
         **sizes("O", maps[2:]), **window(kernel, geometry), CENTERED=centered, RAW=raw, **block,
     )  # fmt: skip
 

@@ -7,7 +7,7 @@ Triton would look at every argument first.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import triton
@@ -37,58 +37,49 @@ def forget() -> None:
 
 
 class Launch:
-    """A pass with everything but its tensors: how many programs, numbers in order, sizes by name.
+    """A pass with all but its tensors and the gain: programs, numbers in order, sizes by name.
 
-    Of tensors, Triton looks at dtypes and at alignment to 16 bytes. Where all are aligned, a kernel
-    is known by the device and the dtypes; the rest is left to Triton.
+    Of what is given at the call, Triton looks at dtypes and at alignment to 16 bytes. So a kernel
+    is known by those, and by the device.
     """
 
     __slots__ = ("_function", "_known", "_numbers", "_programs", "_sizes")
 
-    def __init__(self, function: Any, programs: int, *numbers: float, **sizes: Any) -> None:
+    def __init__(self, function: Any, programs: int, *numbers: int, **sizes: Any) -> None:
         self._function, self._programs = function, programs
         self._numbers, self._sizes = numbers, sizes
         self._known: dict[tuple, tuple[Callable[..., None], tuple]] = {}
 
-    def __call__(self, *tensors: Tensor | None) -> None:
-        first = tensors[0]
-        assert first is not None
+    def __call__(self, *given: Tensor | float | None) -> None:
+        first = given[0]
+        assert isinstance(first, Tensor)
         key, bits = [first.get_device()], 0
-        for tensor in tensors:
-            if tensor is None:
-                key.append(None)
+        for value in given:
+            if isinstance(value, Tensor):
+                key.append(value.dtype)
+                bits |= value.data_ptr()
             else:
-                key.append(tensor.dtype)
-                bits |= tensor.data_ptr()
-        known = None if bits & 15 else self._known.get(tuple(key))
+                key.append(float if isinstance(value, float) else value)
+        if bits & 15:
+            key += [isinstance(v, Tensor) and v.data_ptr() & 15 > 0 for v in given]
+        known = self._known.get(found := tuple(key))
         if known is None:
-            self._first(key, bits, tensors)
+            self._by_triton(found, given)
         else:
             run, rest = known
-            run(*tensors, *rest)
+            run(*given, *rest)
 
-    def _first(self, key: list, bits: int, tensors: tuple[Tensor | None, ...]) -> None:
-        arguments = (*tensors, *self._numbers)
+    def _by_triton(self, key: tuple, given: tuple[Tensor | float | None, ...]) -> None:
+        arguments = (*given, *self._numbers)
         kernel = self._function[self._programs,](*arguments, **self._sizes)
-        if bits & 15 or not (_KEEPS_ARGUMENTS and isinstance(kernel, CompiledKernel)):
-            return  # by the interpreter, say
-        rest = (self._sizes[name] for name in self._function.arg_names[len(arguments) :])
-        self._known[tuple(key)] = kernel[self._programs, 1, 1], (*self._numbers, *rest)
+        if _KEEPS_ARGUMENTS and isinstance(kernel, CompiledKernel):  # not by the interpreter, say
+            rest = (self._sizes[name] for name in self._function.arg_names[len(arguments) :])
+            self._known[key] = kernel[self._programs, 1, 1], (*self._numbers, *rest)
 
 
-class Pass:
-    """A Triton function, of which launches are made."""
-
-    def __init__(self, function: Any) -> None:
-        self._function = function
-
-    def __call__(self, programs: int, *numbers: float, **sizes: Any) -> Launch:
-        return Launch(self._function, programs, *numbers, **sizes)
-
-
-prepare = Pass(fused.prepare)
-windows = Pass(fused.windows)
-finish = Pass(fused.finish)
-start_grad = Pass(fused.start_grad)
-link_grad = Pass(fused.link_grad)
-end_grad = Pass(fused.end_grad)
+prepare = partial(Launch, fused.prepare)
+windows = partial(Launch, fused.windows)
+finish = partial(Launch, fused.finish)
+start_grad = partial(Launch, fused.start_grad)
+link_grad = partial(Launch, fused.link_grad)
+end_grad = partial(Launch, fused.end_grad)

@@ -17,6 +17,13 @@ class Geometry(NamedTuple):
     dilation: tuple[int, ...]
     groups: int
 
+    @classmethod
+    def of(
+        cls, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
+    ) -> "Geometry":
+        """Of any sequences. Plans of launches are found by it, so it has to be hashable."""
+        return cls(tuple(stride), tuple(padding), tuple(dilation), groups)
+
 
 LINEAR = Geometry((), (), (), 1)
 

@@ -39,13 +39,22 @@ class _Side:
     def __enter__(self) -> None:
         # `with torch.cuda.stream` takes the host three times as long.
         torch.cuda.set_stream(self._streams.second)
-        torch.cuda._sleep(self._lead)
+        try:
+            torch.cuda._sleep(self._lead)
+        except BaseException:
+            torch.cuda.set_stream(self._streams.first)
+            raise
 
     def __exit__(self, *_: object) -> None:
         torch.cuda.set_stream(self._streams.first)
 
 
 class _Beside:
+    """A block in which the companion has work: it waits for the stream, and then the stream for it.
+
+    Neither this nor `_Side` holds anything of a use, so that all uses can share them.
+    """
+
     def __init__(self, streams: _Streams, lead: int) -> None:
         self._streams, self._side = streams, _Side(streams, lead)
 

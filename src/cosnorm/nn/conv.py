@@ -114,7 +114,7 @@ class _CosineConv(_Similarity, _ConvNd):
         known = known and self._parameters.get("weight") is not None
         if not (plain and known and self.activation == "relu") or isinstance(self.padding, str):
             return None
-        geometry = Geometry(self.stride, self.padding, self.dilation, 1)
+        geometry = Geometry.of(self.stride, self.padding, self.dilation, 1)
         return Link(Layer(self.weight, self.bias, geometry), bool(self.centered))
 
     def forward(self, input: Tensor) -> Tensor:
