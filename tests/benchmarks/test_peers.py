@@ -1,11 +1,14 @@
 """What stands beside the layers computes what it says, and is timed on real numbers."""
 
 import json
+import re
+from functools import partial
 
 import pytest
 import torch
 
-from cosnorm.benchmarks import layers, network, peers, training, verify
+from cosnorm.benchmarks import layers, linear, network, peers, sparse, training, verify
+from cosnorm.experiments.presets import configure
 
 ROWS = {"conv": (2, 6, 7, 5), "linear": (9, 6)}
 KINDS = {"conv": peers.CONVOLUTIONS, "linear": peers.LINEARS}
@@ -98,14 +101,15 @@ def test_a_network_that_has_diverged_is_not_timed(unchecked, monkeypatch):
     ],
 )
 def test_how_a_network_is_compiled(arguments, modes, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     options = network.parse([*arguments, "--batch", "1", "--channels", "2"])
     assert network._modes(options) == modes
     asked = []
-    monkeypatch.setattr(torch, "compile", lambda net, **how: asked.append(how) or net)
+    monkeypatch.setattr(network, "compiled", lambda net, mode: asked.append(mode) or net)
     options.device = "cpu"
     for mode in modes:
         network.step("none", options, mode)
-    assert asked == [{"mode": mode, "dynamic": False} for mode in modes if mode]
+    assert asked == modes[1:]
 
 
 @pytest.mark.parametrize("methods", ["none", "cosine,batch", "none,nothing", ""])
@@ -134,14 +138,88 @@ def test_a_run_against_its_step(unchecked, tmp_path):
     assert json.loads(out.read_text())["results"]["mnist none"]["ratio"] > 0
 
 
-@pytest.mark.slow
-def test_compiled_peers_stay_compiled(monkeypatch):
-    """However many there were before: torch would leave the ninth of a kind to run uncompiled."""
-    for name in ("recompile_limit", "accumulated_recompile_limit", "fail_on_recompile_limit_hit"):
-        monkeypatch.setattr(torch._dynamo.config, name, getattr(torch._dynamo.config, name))
-    make, made = peers.compiled(peers.LINEARS["linear+relu"]), torch._dynamo.utils.counters
+@pytest.fixture
+def dynamo():
+    """Counts of a compiler that has compiled nothing yet, its settings as they come."""
+    names = ("recompile_limit", "accumulated_recompile_limit", "fail_on_recompile_limit_hit")
     torch._dynamo.reset()
-    made.clear()
+    torch._dynamo.utils.counters.clear()
+    config = torch._dynamo.config
+    with config.patch({name: getattr(config, name) for name in names}):
+        yield torch._dynamo.utils.counters["stats"]
+
+
+@pytest.mark.slow
+def test_compiled_peers_stay_compiled(dynamo):
+    """However many there were before: torch would leave the ninth of a kind to run uncompiled."""
     for size in range(3, 13):
-        assert make(size, 4)(torch.randn(2, size)).shape == (2, 4)
-    assert made["stats"]["unique_graphs"] == 10
+        peer = peers.compiled(peers.LINEARS["linear+relu"](size, 4))
+        assert peer(torch.randn(2, size)).shape == (2, 4)
+    assert dynamo["unique_graphs"] == 10
+
+
+@pytest.mark.slow
+def test_what_is_folded_is_compiled_after_it(dynamo):
+    made = peers.compiled(peers.CONVOLUTIONS["batch"](3, 4))
+    x = torch.randn(2, 3, 6, 6)
+    want = made.eval()(x)
+    after = peers.folded(made)
+    assert not any(isinstance(part, torch.nn.BatchNorm2d) for part in after.modules())
+    graphs = dynamo["unique_graphs"]
+    torch.testing.assert_close(after(x), want, rtol=1e-4, atol=1e-5)
+    assert dynamo["unique_graphs"] == graphs + 1
+
+
+@pytest.mark.parametrize(
+    "command, arguments, told",
+    [
+        (layers, ["--modes", "both,nope"], "--modes: must be of forward, .* got 'nope'"),
+        (layers, ["--kinds", "foo"], "--kinds: must be of conv, linear; got 'foo'"),
+        (layers, ["--layouts", "NHWC"], "--layouts: must be of contiguous, channels_last; got"),
+        (layers, ["--sizes", "8x8"], "--sizes: must be three numbers .* got '8x8'"),
+        (layers, ["--sizes", "8x8x0"], "--sizes: must be three numbers .* got '8x8x0'"),
+        (layers, ["--device", "tpu"], "--device: must be cpu or cuda; got 'tpu'"),
+        (layers, ["--device", "cuda"], "--device: cuda needs a GPU"),
+        (linear, ["--kinds", "conv"], "unrecognized arguments: --kinds"),
+        (linear, ["--layouts", "contiguous"], "unrecognized arguments: --layouts"),
+        (network, ["--rounds", "0"], "--rounds: must be a number of at least 1; got '0'"),
+        (training, ["--sets", "foo"], "--sets: must be of mnist, cifar10; got 'foo'"),
+        (training, ["--methods", "foo"], "--methods: must be of .* got 'foo'"),
+        (sparse, ["--repeats", "1"], "--repeats: must be a number of at least 2; got '1'"),
+    ],
+)
+def test_wrong_arguments_are_told_before_anything_runs(
+    command, arguments, told, capsys, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as ended:
+        command.main(arguments)
+    said = capsys.readouterr()
+    assert ended.value.code == 2 and not said.out
+    assert re.search(told, said.err)
+
+
+def test_linear_layers_of_any_size(unchecked, tmp_path):
+    out = tmp_path / "linear.json"
+    arguments = ["--sizes", "3x4x5", "--rounds", "1", "--only", "cosine", "--out", str(out)]
+    assert linear.main(arguments) == 0
+    (result,) = json.loads(out.read_text())["results"]
+    assert (result["kind"], result["size"]) == ("linear", [3, 4, 5])
+    assert "cosine" in result["providers"]
+
+
+def test_sparse_rows(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "sparse.json"
+    monkeypatch.setattr(sparse, "synthetic", partial(sparse.synthetic, 120, 300, 9))
+    arguments = ["--synthetic", "--methods", "cosine,none", "--repeats", "2", "--out", str(out)]
+    assert sparse.main(arguments) == 0
+    made = json.loads(out.read_text())
+    assert [row["method"] for row in made["results"]] == ["cosine", "none"]
+    assert all(row["ratio"]["50%"] > 0 for row in made["results"])
+    monkeypatch.setattr(sparse, "configure", wrongly_configured)
+    with pytest.raises(AssertionError, match="cosine: after a step, tensor 0 differs by"):
+        sparse.main(arguments)
+
+
+def wrongly_configured(*arguments, sparse, **settings):
+    return configure(*arguments, sparse=sparse, seed=int(sparse), **settings)

@@ -119,18 +119,40 @@ def test_convolutions(case, centered, device, apart):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("channels", [512, 1000])
+@pytest.mark.parametrize("centered", [False, True])
+def test_many_channels(centered, channels, last, device, apart):
+    layout = torch.channels_last if last else torch.contiguous_format
+    tensors = [torch.randn(1, channels, 4, 3), torch.randn(5, channels, 3, 3)]
+    tensors = [t.to(device).contiguous(memory_format=layout) for t in tensors]
+    arguments = ([1, 1], [1, 1], [1, 1], 1)
+
+    def call(formula, relu, x, w):
+        if formula:
+            return reference.cosine_conv(x, w, None, None, *arguments, 1.0, centered, relu).output
+        return F.cosine_conv2d(x, w, None, *arguments, centered=centered, activation="relu")
+
+    assert_exact(call, tensors, torch.float32, True)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("shape", [(1, 3), (5, 63), (3, 2, 130)], ids=str)
 @pytest.mark.parametrize("centered", [False, True])
-def test_linear(shape, centered, device, apart):
-    tensors = [torch.randn(shape), torch.randn(33, shape[-1]), torch.randn(33)]
-    tensors = [t.to(device) for t in tensors]
+def test_linear(shape, centered, half, device, apart):
+    dtype = HALF[device] if half else torch.float32
+    tensors = [torch.randn(shape), torch.randn(33, shape[-1]), torch.randn(33), torch.rand(33)]
+    tensors = [t.to(device, dtype) for t in tensors]
 
-    def call(formula, relu, x, w, b):
+    def call(formula, relu, x, w, b, s):
         if formula:
-            return reference.cosine_linear(x, w, b, None, 1.0, centered, relu).output
-        return F.cosine_linear(x, w, b, centered=centered)
+            return reference.cosine_linear(x, w, b, s, 1.0, centered, relu).output
+        act = "relu" if relu else None
+        return F.cosine_linear(x, w, b, centered=centered, scale=s, activation=act)
 
-    assert_exact(call, tensors, torch.float32)
+    for relu in (False, True):
+        assert_exact(call, tensors, dtype, relu)
 
 
 @pytest.mark.parametrize("device", DEVICES)

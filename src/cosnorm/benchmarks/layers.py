@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from cosnorm.benchmarks.arguments import add_device, count, names_of, sizes
 from cosnorm.benchmarks.peers import CONVOLUTIONS, LINEARS, Factory, compiled, folded
 from cosnorm.benchmarks.timing import (
     graphed,
@@ -34,30 +35,43 @@ SIZES = {  # (batch, channels, side) of convolutions; (rows, in, out) of linear 
 MODES = ("forward", "backward", "both", "folded")  # folded: forward with normalised weights
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
+KINDS = {  # what the three numbers of a size are
+    "conv": "batch, channels and side",
+    "linear": "rows, in and out",
+}
+
+
+def parse(argv: list[str], kinds: list[str] | None = None) -> argparse.Namespace:
+    """kinds: of layers, where they are not for the user to choose."""
+    name, sized = ("layers", "conv") if kinds is None else (kinds[0], kinds[0])
     parser = argparse.ArgumentParser(
-        "cosnorm bench layers", description="Layers against their peers"
+        f"cosnorm bench {name}", description="Layers against their peers"
     )
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    add_device(parser)
     parser.add_argument("--dtype", choices=DTYPES, help="float32 on cpu, bfloat16 on cuda")
-    parser.add_argument("--kinds", default="conv,linear")
-    parser.add_argument("--modes", default="both", help=",".join(MODES))
-    parser.add_argument("--layouts", help="contiguous,channels_last")
-    parser.add_argument("--sizes", help="conv sizes, such as 128x512x24,128x512x12")
+    if kinds is None:
+        parser.add_argument(
+            "--kinds", type=names_of(KINDS), default=list(KINDS), help="conv,linear"
+        )
+    parser.add_argument("--modes", type=names_of(MODES), default=["both"], help=",".join(MODES))
+    if sized == "conv":
+        parser.add_argument("--layouts", type=names_of(LAYOUTS), help=",".join(LAYOUTS))
+    given = f"of {sized} layers, {KINDS[sized]} each, as in 128x512x24,128x512x12"
+    parser.add_argument("--sizes", type=sizes, help=given)
     parser.add_argument("--only", help="providers, comma-separated names or their beginnings")
-    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--rounds", type=count, default=25)
     parser.add_argument(
         "--autocast", action="store_true", help="float32 weights, autocast to dtype"
     )
     parser.add_argument("--launches", action="store_true", help="count launches: no CUDA graph")
     parser.add_argument("--no-compile", action="store_true", help="leave compiled peers out")
     parser.add_argument("--out", help="write JSON here")
-    return parser.parse_args(argv)
-
-
-def _size(text: str) -> tuple[int, int, int]:
-    batch, channels, side = map(int, text.split("x"))
-    return batch, channels, side
+    options = parser.parse_args(argv)
+    options.kinds, options.sized = kinds or options.kinds, sized
+    options.layouts = getattr(options, "layouts", None) or (
+        ["channels_last"] if options.device == "cuda" else list(LAYOUTS)
+    )
+    return options
 
 
 def providers(kind: str, options: argparse.Namespace) -> dict[str, Factory]:
@@ -68,7 +82,7 @@ def providers(kind: str, options: argparse.Namespace) -> dict[str, Factory]:
         if not options.no_compile:
             formulas = [name for name in chosen if name.endswith("formula")]
             for name in (f"{kind}+relu", "batch", "layer", "cosine", "pearson", *formulas):
-                chosen[f"{name}, compiled"] = compiled(chosen[name])
+                chosen[f"{name}, compiled"] = _compiled(chosen[name])
     for name in [n for n in chosen if n.endswith("formula")]:
         chosen.pop(name)
     if options.only:
@@ -77,14 +91,18 @@ def providers(kind: str, options: argparse.Namespace) -> dict[str, Factory]:
     return chosen
 
 
+def _compiled(factory: Factory) -> Factory:
+    return lambda i, o: compiled(factory(i, o))
+
+
 def work(factory: Factory, x: torch.Tensor, mode: str, options: Any, out: int) -> tuple[Any, int]:
     """(what is timed, the bytes it holds for backward beside the parameters)."""
     dtype = DTYPES[options.dtype]
     module = factory(x.shape[1], out).to(x.device, torch.float32 if options.autocast else dtype)
-    if x.dim() == 4:
-        module = module.to(memory_format=LAYOUTS[options.layout])  # pyright: ignore
     if mode == "folded":
         module = folded(module)
+    if x.dim() == 4:
+        module = module.to(memory_format=LAYOUTS[options.layout])  # pyright: ignore
     leaves = [x, *(p for p in module.parameters() if p.requires_grad)]
 
     def forward() -> torch.Tensor:
@@ -141,8 +159,8 @@ def show(title: str, table: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def main(argv: list[str]) -> int:
-    options = parse(argv)
+def main(argv: list[str], kinds: list[str] | None = None) -> int:
+    options = parse(argv, kinds)
     cuda = options.device == "cuda"
     options.dtype = options.dtype or ("bfloat16" if cuda else "float32")
     device = torch.device(options.device)
@@ -151,14 +169,11 @@ def main(argv: list[str]) -> int:
     verify(device, checked)
     report = {"benchmark": "layers", "arguments": argv, "provenance": provenance(device)}
     results = report["results"] = []
-    layouts = options.layouts or ("channels_last" if cuda else "contiguous,channels_last")
-    for kind in options.kinds.split(","):
-        sizes = SIZES[options.device][kind]
-        if options.sizes and kind == "conv":
-            sizes = [_size(text) for text in options.sizes.split(",")]
-        for size in sizes:
-            for layout in layouts.split(",") if kind == "conv" else ["contiguous"]:
-                for mode in options.modes.split(","):
+    for kind in options.kinds:
+        chosen = options.sizes if kind == options.sized else None
+        for size in chosen or SIZES[options.device][kind]:
+            for layout in options.layouts if kind == "conv" else ["contiguous"]:
+                for mode in options.modes:
                     options.layout = layout
                     table = measure(kind, size, mode, options)
                     title = f"{kind} {'×'.join(map(str, size))} {options.dtype} {layout} {mode}"

@@ -4,4 +4,4 @@ from cosnorm.benchmarks import layers
 
 
 def main(argv: list[str]) -> int:
-    return layers.main(["--kinds", "linear", *argv])
+    return layers.main(argv, ["linear"])

@@ -13,7 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.utils import counters
 
+from cosnorm.benchmarks.arguments import add_device, count
 from cosnorm.benchmarks.layers import DTYPES
+from cosnorm.benchmarks.peers import compiled
 from cosnorm.benchmarks.timing import (
     graphed,
     interleaved,
@@ -32,10 +34,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "cosnorm bench network", description="A training step, by method"
     )
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    add_device(parser)
     parser.add_argument("--methods", default=",".join(METHODS))
-    parser.add_argument("--batch", type=int, help="128 on cuda, 8 on cpu")
-    parser.add_argument("--channels", type=int, help="512 on cuda, 64 on cpu")
+    parser.add_argument("--batch", type=count, help="128 on cuda, 8 on cpu")
+    parser.add_argument("--channels", type=count, help="512 on cuda, 64 on cpu")
     parser.add_argument("--dtype", choices=DTYPES, help="autocast: bfloat16 on cuda, none on cpu")
     parser.add_argument("--compile", action="store_true", help="compiled beside eager")
     parser.add_argument(
@@ -43,7 +45,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         action="store_true",
         help="count launches: no CUDA graph but, with --compile, the compiler's (reduce-overhead)",
     )
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=count, default=20)
     parser.add_argument("--out", help="write JSON here")
     options = parser.parse_args(argv)
     options.methods = options.methods.split(",")
@@ -83,7 +85,7 @@ def step(
     x = x.contiguous(memory_format=torch.channels_last)
     y = torch.randint(10, (options.batch,), device=device)
     parameters = list(network.parameters())
-    forward = torch.compile(network, mode=mode, dynamic=False) if mode else network
+    forward = compiled(network, mode) if mode else network
 
     def run() -> None:
         dtype = DTYPES[options.dtype] if options.dtype else torch.bfloat16

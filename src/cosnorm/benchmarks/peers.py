@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo import OptimizedModule
 from torch._dynamo import config as dynamo_config
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from torch.nn.utils.parametrizations import weight_norm
@@ -153,6 +154,8 @@ LINEARS: dict[str, Factory] = {
 
 def folded(module: nn.Module) -> nn.Module:
     """A module for inference, with whatever of it can be done beforehand."""
+    if isinstance(module, OptimizedModule):
+        return compiled(folded(module._orig_mod))
     module = nn.Sequential(module).eval()
     fold(module)
     layers = module[0]
@@ -165,12 +168,8 @@ def folded(module: nn.Module) -> nn.Module:
     return module
 
 
-def compiled(factory: Factory) -> Factory:
+def compiled(module: nn.Module, mode: str = "default") -> nn.Module:
     """Compiled for its size alone, and not left uncompiled because many others were before it."""
-
-    def make(i: int, o: int) -> nn.Module:
-        dynamo_config.recompile_limit = dynamo_config.accumulated_recompile_limit = 1000
-        dynamo_config.fail_on_recompile_limit_hit = True
-        return torch.compile(factory(i, o), dynamic=False)  # pyright: ignore[reportReturnType]
-
-    return make
+    dynamo_config.recompile_limit = dynamo_config.accumulated_recompile_limit = 1000
+    dynamo_config.fail_on_recompile_limit_hit = True
+    return torch.compile(module, mode=mode, dynamic=False)  # pyright: ignore[reportReturnType]

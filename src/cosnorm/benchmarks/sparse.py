@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from cosnorm.benchmarks.arguments import at_least, count, names_of
 from cosnorm.data import Dataset, Split, load
 from cosnorm.data.rows import sparse_csr
 from cosnorm.experiments.config import METHODS
@@ -38,6 +39,15 @@ def synthetic(rows: int = 2000, features: int = 21_566, per_row: int = 124) -> D
     return Dataset("like 20news", split, split, tuple(map(str, range(20))), "sparse")
 
 
+def _check(method: str, sparse: Learner, dense: Learner) -> None:
+    """Raises where a step on sparse rows does not give the weights of one on dense rows."""
+    pairs = zip(sparse.network.parameters(), dense.network.parameters(), strict=True)
+    for number, (ours, theirs) in enumerate(pairs):
+        error = ((ours - theirs).norm() / theirs.norm()).item()
+        if not error <= 1e-4:
+            raise AssertionError(f"{method}: after a step, tensor {number} differs by {error:.1e}")
+
+
 def measured(dataset: Dataset, method: str, repeats: int) -> dict[str, Any]:
     """Milliseconds of a step, sparse and dense, and the quantiles of dense over sparse."""
     learners = {}
@@ -46,6 +56,7 @@ def measured(dataset: Dataset, method: str, repeats: int) -> dict[str, Any]:
         learner.batches.begin(0)
         learner.step()
         learners[name] = learner
+    _check(method, *learners.values())
     times: dict[str, list[float]] = {"sparse": [], "dense": []}
     for repeat in range(repeats):
         for name, learner in learners.items():
@@ -67,18 +78,18 @@ def measured(dataset: Dataset, method: str, repeats: int) -> dict[str, Any]:
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="cosnorm bench sparse", description=__doc__)
-    parser.add_argument("--methods", default=",".join(METHODS))
-    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--methods", type=names_of(METHODS), default=list(METHODS))
+    parser.add_argument("--repeats", type=at_least(2), default=20)
     parser.add_argument("--data-dir", help="where 20NEWS lies")
     parser.add_argument("--synthetic", action="store_true", help="rows like those of 20NEWS")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--threads", type=count, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
     options = parser.parse_args(argv)
     torch.set_num_threads(options.threads)
     dataset = synthetic() if options.synthetic else load("20news", options.data_dir)
     results = []
     print(f"{'method':10}{'sparse ms':>10}{'dense ms':>10}{'ratio':>8}   quartiles")
-    for method in options.methods.split(","):
+    for method in options.methods:
         row = measured(dataset, method, options.repeats)
         low, middle, high = row["ratio"].values()
         print(

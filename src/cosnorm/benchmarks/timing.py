@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from cosnorm import __version__
+from cosnorm.experiments.environment import commit, processor
 
 
 def quantile(values: list[float], q: float) -> float:
@@ -125,35 +126,14 @@ def held_bytes(forward: Callable[[], Any], known: list[torch.Tensor]) -> int:
     return total
 
 
-def _commit() -> str | None:
-    here = Path(__file__).resolve().parent
-    try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty"],
-            cwd=here, capture_output=True, text=True, timeout=5, check=True,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
 def provenance(device: torch.device) -> dict[str, Any]:
     """What a number means nothing without: hardware, versions, commit."""
     facts: dict[str, Any] = {
         "cosnorm": __version__,
-        "commit": _commit(),
+        "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "processor": _processor(),
+        "processor": processor(),
         "threads": torch.get_num_threads(),
         "date": time.strftime("%Y-%m-%d"),
     }

@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
+from cosnorm.benchmarks.arguments import add_device, count, names_of
 from cosnorm.benchmarks.timing import provenance, write
 from cosnorm.benchmarks.verify import verify
 from cosnorm.data import Dataset, Split
-from cosnorm.experiments.config import Config
+from cosnorm.experiments.config import METHODS, Config
 from cosnorm.experiments.learner import Learner, captured
 from cosnorm.experiments.presets import configure
 from cosnorm.experiments.run import run
@@ -71,12 +72,12 @@ def whole(config: Config, dataset: Dataset) -> float:
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser("cosnorm bench training", description="A run against its step")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--sets", default="mnist,cifar10")
-    parser.add_argument("--methods", default="pearson,batch")
-    parser.add_argument("--rows", type=int, help="60000 on cuda, 2000 on cpu")
-    parser.add_argument("--steps", type=int, help="1000 on cuda, 20 on cpu")
-    parser.add_argument("--rounds", type=int, default=3)
+    add_device(parser)
+    parser.add_argument("--sets", type=names_of(SHAPES), default=list(SHAPES), help="mnist,cifar10")
+    parser.add_argument("--methods", type=names_of(METHODS), default=["pearson", "batch"])
+    parser.add_argument("--rows", type=count, help="60000 on cuda, 2000 on cpu")
+    parser.add_argument("--steps", type=count, help="1000 on cuda, 20 on cpu")
+    parser.add_argument("--rounds", type=count, default=3)
     parser.add_argument("--out", help="write JSON here")
     options = parser.parse_args(argv)
     cuda = options.device == "cuda"
@@ -85,9 +86,9 @@ def main(argv: list[str]) -> int:
     checked = (torch.float32, torch.bfloat16) if cuda else (torch.float32,)
     verify(torch.device(options.device), checked)
     results = {}
-    for name in options.sets.split(","):
+    for name in options.sets:
         dataset = images(name, rows)
-        for method in options.methods.split(","):
+        for method in options.methods:
             smaller: dict[str, Any] = {}
             if name == "cifar10" and not cuda:
                 smaller["network"] = "small_conv"

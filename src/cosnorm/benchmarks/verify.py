@@ -83,9 +83,12 @@ class Case(NamedTuple):
 
 
 def cases(device: torch.device, dtypes: tuple[torch.dtype, ...]) -> list[Case]:
-    layers = itertools.product(_layers_for(device), dtypes, (False, True), (False, True))
-    made = (Case(*layer, *rest) for layer, *rest in layers)
-    return [case for case in made if case.kind == "conv2d" or not case.last]
+    choices = itertools.product(_layers_for(device), dtypes, (False, True), (False, True))
+    return [
+        Case(*layer, dtype, centered, last)
+        for layer, dtype, centered, last in choices
+        if layer[0] == "conv2d" or not last
+    ]
 
 
 def _layers_for(device: torch.device) -> list[tuple[str, tuple, tuple, dict[str, Any]]]:

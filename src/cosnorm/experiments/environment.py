@@ -17,13 +17,13 @@ def environment(device: str) -> dict[str, Any]:
 
     told: dict[str, Any] = {
         "cosnorm": __version__,
-        "commit": _commit(),
+        "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": _version("numpy"),
         "triton": _version("triton"),
         "platform": platform.platform(),
-        "cpu": _cpu(),
+        "cpu": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": device,
@@ -43,25 +43,25 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _commit() -> str | None:
-    """The commit of the source, when it is a checkout and not an installed package."""
-    here = Path(__file__).resolve().parent
-    if not any((parent / ".git").exists() for parent in here.parents):
+def commit() -> str | None:
+    """The commit of the source, when it is a checkout of it and not a package installed in one."""
+    here = Path(__file__).resolve()
+    if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
         return None
+    return _git(here.parent, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        out = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            cwd=here,
-            capture_output=True,
-            text=True,
-            timeout=10,
+        done = subprocess.run(
+            ["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return out.stdout.strip() or None
+    return done.stdout.strip() or None
 
 
-def _cpu() -> str:
+def processor() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

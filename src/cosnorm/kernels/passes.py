@@ -53,7 +53,8 @@ class Launch:
     def __call__(self, *given: Tensor | float | None) -> None:
         first = given[0]
         assert isinstance(first, Tensor)
-        key, bits = [first.get_device()], 0
+        key: list[Any] = [first.get_device()]
+        bits = 0
         for value in given:
             if isinstance(value, Tensor):
                 key.append(value.dtype)
