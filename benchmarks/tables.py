@@ -52,11 +52,10 @@ MODES = {
 def layers(file: str, names: tuple[str, ...] | None = None, mode: str = "both") -> str:
     """Ratios to the plain layer with ReLU."""
     report = _load(file)
-    results = [r for r in report["results"] if r["mode"] == mode]
+    results = [_plainly(r) for r in report["results"] if r["mode"] == mode]
     chosen = names or tuple(dict.fromkeys(n for r in results for n in r["providers"]))
     chosen = tuple(n for n in chosen if any(n in r["providers"] for r in results))
-    plain = {"conv+relu", "linear+relu"}
-    rows = [n for n in chosen if n not in plain]
+    rows = [n for n in chosen if n != "plain"]
     head = f"| {MODES[mode]}, ratio to the plain layer + ReLU | " + " | ".join(rows) + " |"
     lines = [head, "|---" * (len(rows) + 1) + "|"]
     for result in results:
@@ -64,6 +63,13 @@ def layers(file: str, names: tuple[str, ...] | None = None, mode: str = "both") 
         lines.append(f"| {_title(result)} | " + " | ".join(cells) + " |")
     lines += ["", f"20 % to 80 % quantiles in brackets. {_where(report)}."]
     return "\n".join(lines)
+
+
+def _plainly(result: dict[str, Any]) -> dict[str, Any]:
+    """With one name for the plain layer, of whatever kind."""
+    plain = f"{result['kind']}+relu"
+    rows = {name.replace(plain, "plain"): row for name, row in result["providers"].items()}
+    return {**result, "providers": rows}
 
 
 def _cell(row: dict[str, float] | None) -> str:
@@ -74,11 +80,8 @@ def _cell(row: dict[str, float] | None) -> str:
 
 def memory(file: str) -> str:
     report = _load(file)
-    names = [
-        n
-        for n in report["results"][0]["providers"]
-        if "held_ratio" in report["results"][0]["providers"][n] and "+relu" not in n
-    ]
+    rows = [(n, row) for r in report["results"] for n, row in r["providers"].items()]
+    names = list(dict.fromkeys(n for n, row in rows if "held_ratio" in row and "+relu" not in n))
     lines = ["| bytes held for backward, ratio | " + " | ".join(names) + " |"]
     lines.append("|---" * (len(names) + 1) + "|")
     for result in report["results"]:
@@ -93,7 +96,7 @@ def network(file: str) -> str:
     lines = ["| method | ratio to no normalisation | ms a step |", "|---|---|---|"]
     for name, row in report["results"].items():
         lines.append(f"| {name} | {_cell(row)} | {row['microseconds'] / 1e3:.2f} |")
-    return "\n".join([*lines, "", f"{_where(report)}."])
+    return "\n".join([*lines, "", f"20 % to 80 % quantiles in brackets. {_where(report)}."])
 
 
 def training(*files: str) -> str:
@@ -111,15 +114,15 @@ def training(*files: str) -> str:
 
 def runs(*folders: str) -> str:
     """Whole runs by their summaries: length, time and result."""
-    lines = ["| run | epochs | seconds | test error, mean of the last | commit |", "|---" * 5 + "|"]
+    lines = ["| run | epochs | seconds | test error | commit |", "|---" * 5 + "|"]
     for folder in folders:
         for path in sorted((ROOT / "results" / folder).glob("*/summary.json")):
             run = json.loads(path.read_text())
             config, window = run["config"], run["window"]
             lines.append(
                 f"| {config['dataset']} {config['method']} | {config['epochs']} "
-                f"| {run['seconds']:.1f} | {run['test_error_mean']:.2f} % of {window['count']} "
-                f"| {run['environment']['commit'][:7]} |"
+                f"| {run['seconds']:.1f} | {run['test_error_mean']:.2f} %, mean of the last "
+                f"{window['count']} | {run['environment']['commit'][:7]} |"
             )
     return "\n".join(lines)
 
@@ -129,13 +132,16 @@ EAGER = (
     "pearson, ones kernel", "cosine, normalize", "pearson, normalize",
 )  # fmt: skip
 FORMULAS = tuple(f"{m}, {f}" for f in ("bare formula", "formula") for m in ("cosine", "pearson"))
-COMPILED = tuple(f"{n}, compiled" for n in ("batch", "layer", "cosine", "pearson", *FORMULAS))
+COMPILED = tuple(
+    f"{n}, compiled" for n in ("plain", "batch", "layer", "cosine", "pearson", *FORMULAS)
+)
 OURS = ("batch", "cosine", "pearson", "cosine, ones kernel", "pearson, ones kernel")
+SHORT = ("batch", "batch, compiled", "layer", "weight", *OURS[1:])
 TABLES: dict[str, Callable[[], str]] = {
     "cpu-short": lambda: layers("cpu/layers.json", OURS),
     "cpu-layers": lambda: layers("cpu/layers.json"),
     "cpu-memory": lambda: memory("cpu/layers.json"),
-    "gpu-short": lambda: layers("h200/layers.json", ("batch", "layer", *OURS[1:])),
+    "gpu-short": lambda: layers("h200/layers.json", SHORT),
     "gpu-layers": lambda: layers("h200/layers.json", EAGER),
     "gpu-memory": lambda: memory("h200/layers.json"),
     "gpu-autocast": lambda: layers("h200/autocast.json"),
