@@ -55,14 +55,18 @@ def layers(file: str, names: tuple[str, ...] | None = None, mode: str = "both") 
     results = [_plainly(r) for r in report["results"] if r["mode"] == mode]
     chosen = names or tuple(dict.fromkeys(n for r in results for n in r["providers"]))
     chosen = tuple(n for n in chosen if any(n in r["providers"] for r in results))
-    rows = [n for n in chosen if n != "plain"]
-    head = f"| {MODES[mode]}, ratio to the plain layer + ReLU | " + " | ".join(rows) + " |"
-    lines = [head, "|---" * (len(rows) + 1) + "|"]
-    for result in results:
-        cells = [_cell(result["providers"].get(name)) for name in rows]
-        lines.append(f"| {_title(result)} | " + " | ".join(cells) + " |")
+    lines = _head(f"{MODES[mode]}, ratio to the plain layer + ReLU", results)
+    for name in (n for n in chosen if n != "plain"):
+        cells = [_cell(result["providers"].get(name)) for result in results]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
     lines += ["", f"20 % to 80 % quantiles in brackets. {_where(report)}."]
     return "\n".join(lines)
+
+
+def _head(what: str, results: list[dict[str, Any]]) -> list[str]:
+    """A column for each size."""
+    titles = " | ".join(map(_title, results))
+    return [f"| {what} | {titles} |", "|---" * (len(results) + 1) + "|"]
 
 
 def _plainly(result: dict[str, Any]) -> dict[str, Any]:
@@ -80,14 +84,13 @@ def _cell(row: dict[str, float] | None) -> str:
 
 def memory(file: str) -> str:
     report = _load(file)
-    rows = [(n, row) for r in report["results"] for n, row in r["providers"].items()]
-    names = list(dict.fromkeys(n for n, row in rows if "held_ratio" in row and "+relu" not in n))
-    lines = ["| bytes held for backward, ratio | " + " | ".join(names) + " |"]
-    lines.append("|---" * (len(names) + 1) + "|")
-    for result in report["results"]:
-        rows = result["providers"]
-        cells = [f"{rows[n]['held_ratio']:.2f}" if n in rows else "" for n in names]
-        lines.append(f"| {_title(result)} | " + " | ".join(cells) + " |")
+    results = [r["providers"] for r in report["results"]]
+    rows = [(n, row) for providers in results for n, row in providers.items()]
+    names = dict.fromkeys(n for n, row in rows if "held_ratio" in row and "+relu" not in n)
+    lines = _head("bytes held for backward, ratio", report["results"])
+    for name in names:
+        cells = [f"{r[name]['held_ratio']:.2f}" if name in r else "" for r in results]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, "", f"{_where(report)}."])
 
 
