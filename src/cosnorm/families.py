@@ -27,11 +27,11 @@ class Family:
     shapes: Callable[..., tuple[Sequence[int], Sequence[int], int]]
 
 
-def _linear_forward(input, weight, bias, scale, gain, centered, relu) -> Kept:
+def _linear_forward(input, weight, bias, scale, *tail) -> Kept:
     if input.dim() == 2:
-        return algorithm.forward(input, weight, bias, scale, LINEAR, gain, centered, relu)
+        return algorithm.forward(input, weight, bias, scale, LINEAR, *tail)
     rows = input.reshape(-1, input.shape[-1])
-    kept = algorithm.forward(rows, weight, bias, scale, LINEAR, gain, centered, relu)
+    kept = algorithm.forward(rows, weight, bias, scale, LINEAR, *tail)
     lead = input.shape[:-1]
 
     def unfold(map: Tensor) -> Tensor:
@@ -45,23 +45,16 @@ def _each_map(kept: Kept, change: Callable[[Tensor], Tensor]) -> Kept:
     return Kept(output, cosine, rnorm, mean, *kept[4:])
 
 
-def _linear_backward(grad, input, weight, bias, scale, kept, gain, centered, relu, need):
+def _linear_backward(grad, input, weight, bias, scale, kept, *tail):
+    if input.dim() == 2:
+        return algorithm.backward(grad, input, weight, bias, scale, kept, LINEAR, *tail)
+
     def fold(map: Tensor) -> Tensor:
         return map.reshape(-1, map.shape[-1]) if map.numel() or map.dim() > 1 else map
 
     kept = _each_map(kept, fold)
     dx, *rest = algorithm.backward(
-        fold(grad),
-        fold(input),
-        weight,
-        bias,
-        scale,
-        kept,
-        LINEAR,
-        gain,
-        centered,
-        relu,
-        need,
+        fold(grad), fold(input), weight, bias, scale, kept, LINEAR, *tail
     )
     return None if dx is None else dx.view(input.shape), *rest
 
