@@ -9,28 +9,18 @@ from typing import TYPE_CHECKING, Any
 from cosnorm._version import __version__
 
 if TYPE_CHECKING:
-    from cosnorm import functional, nn
+    from cosnorm import functional, nn, optim
     from cosnorm.conversion import convert, fold
-    from cosnorm.experiments.run import load_run
+    from cosnorm.ops.backend import set_backend
 
-__all__ = ["__version__", "convert", "fold", "functional", "load_run", "nn"]
+__all__ = ["__version__", "convert", "fold", "functional", "nn", "optim", "set_backend"]
 
 _HOMES = {
     "convert": "cosnorm.conversion",
     "fold": "cosnorm.conversion",
-    "load_run": "cosnorm.experiments.run",
+    "set_backend": "cosnorm.ops.backend",
 }
-_ROOMS = {
-    "functional",
-    "nn",
-    "reference",
-    "ops",
-    "models",
-    "conversion",
-    "data",
-    "experiments",
-    "report",
-}
+_ROOMS = {"functional", "nn", "ops", "conversion", "optim"}
 
 
 def __getattr__(name: str) -> Any:

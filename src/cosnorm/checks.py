@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cosnorm.reference import autocasting
+from cosnorm.ops.activations import ACTIVATIONS
+from cosnorm.ops.reference import autocasting
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _FLOATS = "floating point (float64, float32, bfloat16 or float16)"
@@ -34,6 +35,11 @@ def check_kind(name: str, label: str, tensor: Any) -> None:
         raise TypeError(
             f"{name}: {label} must be a tensor, got {type(tensor).__name__}; "
             "make one with torch.tensor"
+        )
+    if tensor.is_nested:
+        raise TypeError(
+            f"{name}: {label} must be one dense tensor, got a nested one of {tensor.layout}; "
+            "pad it with torch.nested.to_padded_tensor, or call the layer on each part"
         )
     if tensor.layout != torch.strided:
         raise TypeError(
@@ -111,10 +117,10 @@ def _check_dtypes(name: str, named: dict[str, Tensor | None]) -> None:
             )
 
 
-def check_scale(name: str, scale: Any, units: int, weight: Tensor) -> tuple[Tensor | None, float]:
-    """(tensor or None, number) by which the cosine is multiplied."""
+def check_scale(name: str, scale: Any, units: int, weight: Tensor) -> float:
+    """The number by which the cosine is multiplied: 1 where a tensor does it."""
     if scale is None:
-        return None, 1.0
+        return 1.0
     if isinstance(scale, Tensor):
         check_kind(name, "scale", scale)
         if tuple(scale.shape) not in ((), (1,), (units,)):
@@ -127,17 +133,27 @@ def check_scale(name: str, scale: Any, units: int, weight: Tensor) -> tuple[Tens
                 f"{name}: scale is on {scale.device} and weight on {weight.device}; "
                 "move them to one device"
             )
-        return scale, 1.0
-    return None, check_number(name, scale, "None, a number or a tensor")
+        return 1.0
+    return check_number(name, scale, "None, a number or a tensor")
 
 
 def check_number(name: str, scale: Any, rule: str) -> float:
     """A fixed scale."""
-    if isinstance(scale, bool) or not isinstance(scale, int | float):
+    if isinstance(scale, bool) or not isinstance(scale, int | float | np.integer | np.floating):
         raise TypeError(f"{name}: scale must be {rule}, got {scale!r}; pass a float such as 10.0")
     if not -math.inf < scale < math.inf:  # and not isfinite, which torch.compile can't trace
         raise ValueError(f"{name}: scale must be finite, got {scale}; pass a float such as 10.0")
     return float(scale)
+
+
+def check_bias(name: str, bias: Any) -> None:
+    """Whether a layer is to have a bias; the bias itself is the layer's to make."""
+    if bias is not None and not isinstance(bias, bool | np.bool_ | int):
+        given = "a tensor" if isinstance(bias, Tensor) else repr(bias)
+        raise TypeError(
+            f"{name}: bias must be True or False, got {given}; "
+            "to start from values of your own, copy them into layer.bias"
+        )
 
 
 def check_counts(name: str, **counts: Any) -> None:
@@ -149,9 +165,10 @@ def check_counts(name: str, **counts: Any) -> None:
 
 
 def check_choices(name: str, centered: Any, activation: Any) -> None:
-    if activation is not None and activation != "relu":
+    if not isinstance(activation, str | None) or activation not in ACTIVATIONS:
+        known = " or ".join(f'"{each}"' for each in ACTIVATIONS if each)
         raise ValueError(
-            f'{name}: activation must be None or "relu", got {activation!r}; '
+            f"{name}: activation must be None, {known}, got {activation!r}; "
             "apply any other to the output"
         )
     if not isinstance(centered, bool):
@@ -181,7 +198,12 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, int | torch.SymInt | np.integer) and not isinstance(value, bool)
 
 
-def _check_input(name: str, dims: int, input: Tensor, channels: int, rule: str) -> None:
+def _check_input(
+    name: str, dims: int, input: Tensor, channels: int, rule: str, *values: int
+) -> None:
+    """rule: a text that `values` go into when it is told, and not before: torch.compile cannot
+    write a number that it leaves open.
+    """
     if input.dim() not in (dims + 1, dims + 2):
         raise ValueError(
             f"{name}: input must have {dims + 2} dimensions, or {dims + 1} without a batch, "
@@ -189,8 +211,8 @@ def _check_input(name: str, dims: int, input: Tensor, channels: int, rule: str) 
         )
     if input.shape[-dims - 1] != channels:
         raise ValueError(
-            f"{name}: input has {input.shape[-dims - 1]} channels and {rule} {channels}; "
-            f"input is {tuple(input.shape)}: change its channels, weight or groups"
+            f"{name}: input has {input.shape[-dims - 1]} channels and {rule.format(*values)} "
+            f"{channels}; input is {tuple(input.shape)}: change its channels, weight or groups"
         )
 
 
@@ -215,9 +237,8 @@ def conv_sizes(
     groups: Any,
 ) -> ConvSizes:
     """Stride, padding and dilation as lists, after every check of the geometry."""
-    _check_input(
-        name, dims, input, weight.shape[1] * groups, f"weight × groups ({groups}) asks for"
-    )
+    channels = weight.shape[1] * groups
+    _check_input(name, dims, input, channels, "weight × groups ({}) asks for", groups)
     stride = sizes(name, "stride", stride, dims, 1)
     dilation = sizes(name, "dilation", dilation, dims, 1)
     reach = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
@@ -289,6 +310,11 @@ def transpose_sizes(
 ) -> tuple[list[int], list[int], list[int], int, list[int]]:
     """The geometry of a transposed convolution as lists, in torch's order, after every check."""
     _check_input(name, dims, input, weight.shape[0], "weight asks for")
+    if 0 in input.shape[-dims:]:
+        raise ValueError(
+            f"{name}: input must have at least one position in each dimension of space, got "
+            f"{tuple(input.shape)}; leave such inputs out (a batch of none is fine)"
+        )
     stride = sizes(name, "stride", stride, dims, 1)
     dilation = sizes(name, "dilation", dilation, dims, 1)
     padding = sizes(name, "padding", padding, dims, 0)

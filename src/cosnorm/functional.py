@@ -9,15 +9,14 @@
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.fx
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from cosnorm import ops, reference, transposed
+import cosnorm.ops.registration  # noqa: F401  # the ops of torch.library
 from cosnorm.checks import (
     check_choices,
     check_scale,
@@ -25,6 +24,10 @@ from cosnorm.checks import (
     conv_sizes,
     transpose_sizes,
 )
+from cosnorm.ops.activations import Name as Activation
+from cosnorm.ops.direct import call
+from cosnorm.ops.reference import autocasting
+from cosnorm.ops.spec import Geometry, Spec
 
 __all__ = [
     "cosine_conv1d",
@@ -39,11 +42,134 @@ __all__ = [
 for _name in __all__:  # torch.fx traces a call of these, not the checks inside
     torch.fx.wrap(_name)
 
-# Before 2.13 the compiler knows no answer; transforms inside a compiled region meet the ops then.
-_COMPILES_THE_QUESTION = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
-
 Size = int | Sequence[int]
 Scale = float | Tensor | None
+
+
+class _Checked(NamedTuple):
+    """What the arguments of a call come to, once they have passed every check."""
+
+    spec: Spec
+    margins: list[int]  # padding that differs from side to side, for F.pad
+    batched: bool
+
+
+_known: dict[tuple, _Checked] = {}
+_MOST = 8192  # calls that are remembered: inputs of many sizes must not fill memory
+
+
+def _kind(tensor: Any) -> Any:
+    """What the checks look at in an argument that may be None, a number or a tensor."""
+    if isinstance(tensor, Tensor):
+        return tensor.shape, tensor.dtype, tensor.device, tensor.layout
+    return type(tensor), tensor
+
+
+def _checked(
+    check: Any, statics: tuple, input: Any, weight: Any, bias: Any, scale: Any
+) -> _Checked:
+    """The result of a check, remembered by what it looks at: a call like one before passes.
+
+    Sizes are remembered as they are written: 1, 1.0 and True are equal, and not all of them pass.
+    """
+    if torch.compiler.is_compiling():
+        return check(*statics, input, weight, bias, scale)
+    try:
+        device = input.device
+        key = (
+            check, repr(statics), autocasting(device.type), input.shape, input.dtype, device,
+            input.layout, weight.shape, weight.dtype, weight.device, weight.layout,
+            None if bias is None else _kind(bias), None if scale is None else _kind(scale),
+        )  # fmt: skip
+        found = _known.get(key)
+    except (TypeError, AttributeError, RuntimeError):  # no tensors, or nested ones
+        return check(*statics, input, weight, bias, scale)
+    if found is None:
+        found = check(*statics, input, weight, bias, scale)
+        if len(_known) >= _MOST:
+            _known.clear()
+        _known[key] = found
+    return found
+
+
+def _apply(
+    checked: _Checked, input: Tensor, weight: Tensor, bias: Tensor | None, scale: Scale
+) -> Tensor:
+    spec, margins, batched = checked
+    x = autocast(input)
+    if not batched:
+        x = x.unsqueeze(0)
+    if margins:  # belongs to the field all the same
+        x = F.pad(x, margins)
+    if bias is not None and bias.dtype != weight.dtype:  # under autocast at most
+        bias = bias.to(weight.dtype)
+    output = call(x, weight, bias, scale if isinstance(scale, Tensor) else None, spec)
+    return output if batched else _unbatched(output)
+
+
+def autocast(input: Tensor) -> Tensor:
+    """Only the input is cast: the weights are normalised first, and rounded once after that."""
+    device = input.device.type
+    if not autocasting(device) or input.dtype == torch.float64:
+        return input
+    return input.to(torch.get_autocast_dtype(device))
+
+
+def _unbatched(output: Tensor) -> Tensor:
+    """Without its batch dimension; no view, which callers could not change in place."""
+    return torch.ops.aten._unsafe_view(output, output.shape[1:])
+
+
+def _spec(
+    name: str,
+    centered: bool,
+    activation: Any,
+    scale: Any,
+    units: int,
+    weight: Tensor,
+    geometry: Geometry | None = None,
+) -> Spec:
+    check_choices(name, centered, activation)
+    gain = check_scale(name, scale, units, weight)
+    return Spec("pearson" if centered else "cosine", activation, gain, geometry)
+
+
+def _check_linear(centered, activation, input, weight, bias, scale) -> _Checked:
+    check_tensors("cosine_linear", input, weight, bias, weight_dims=2)
+    if input.dim() == 0 or input.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"cosine_linear: the last dimension of input must equal that of weight, but input is "
+            f"{tuple(input.shape)} and weight {tuple(weight.shape)}; pass weight as (out, in)"
+        )
+    spec = _spec("cosine_linear", centered, activation, scale, weight.shape[0], weight)
+    return _Checked(spec, [], True)
+
+
+def _check_conv(
+    dims, stride, padding, dilation, groups, centered, activation, input, weight, bias, scale
+) -> _Checked:
+    name = f"cosine_conv{dims}d"
+    check_tensors(name, input, weight, bias, weight_dims=dims + 2, groups=groups)
+    sizes = conv_sizes(name, dims, input, weight, stride, padding, dilation, groups)
+    place = (tuple(sizes.stride), tuple(sizes.padding), tuple(sizes.dilation), groups)
+    geometry = Geometry(*place)
+    spec = _spec(name, centered, activation, scale, weight.shape[0], weight, geometry)
+    return _Checked(spec, sizes.extra, input.dim() == dims + 2)
+
+
+def _check_transpose(
+    dims, stride, padding, output_padding, groups, dilation, centered, activation,
+    input, weight, bias, scale,
+) -> _Checked:  # fmt: skip
+    name = f"cosine_conv_transpose{dims}d"
+    check_tensors(name, input, weight, bias, weight_dims=dims + 2, groups=groups, transposed=True)
+    stride, padding, extra, groups, dilation = transpose_sizes(
+        name, dims, input, weight, stride, padding, output_padding, groups, dilation
+    )
+    geometry = Geometry(tuple(stride), tuple(padding), tuple(dilation), groups, tuple(extra))
+    units = weight.shape[1] * groups
+    spec = _spec(name, centered, activation, scale, units, weight, geometry)
+    return _Checked(spec, [], input.dim() == dims + 2)
 
 
 def cosine_linear(
@@ -53,7 +179,7 @@ def cosine_linear(
     *,
     centered: bool = False,
     scale: Scale = None,
-    activation: str | None = None,
+    activation: Activation | None = None,
 ) -> Tensor:
     """Cosine similarity of each row of `input` with each row of `weight`.
 
@@ -63,7 +189,7 @@ def cosine_linear(
         bias: (out,), the last entry of each weight vector; the input's is 1.
         centered: Pearson correlation instead of the cosine.
         scale: None, a number, or a tensor of shape (1,) or (out,), which may be learned.
-        activation: None or "relu", fused.
+        activation: None, "relu" or "gelu", fused.
 
     Returns:
         (…, out), in the dtype of `input`, under autocast in the autocast dtype.
@@ -72,74 +198,8 @@ def cosine_linear(
         >>> cosine_linear(torch.randn(8, 3, 16), torch.randn(5, 16)).shape
         torch.Size([8, 3, 5])
     """
-    check_tensors("cosine_linear", input, weight, bias, weight_dims=2)
-    if input.dim() == 0 or input.shape[-1] != weight.shape[1]:
-        raise ValueError(
-            f"cosine_linear: the last dimension of input must equal that of weight, but input is "
-            f"{tuple(input.shape)} and weight {tuple(weight.shape)}; pass weight as (out, in)"
-        )
-    tail = _tail("cosine_linear", scale, activation, centered, weight.shape[0], weight)
-    return _apply("cosine_linear", reference.cosine_linear, input, weight, bias, (), tail)
-
-
-def _tail(
-    name: str, scale: Scale, activation: str | None, centered: bool, units: int, weight: Tensor
-) -> tuple[Tensor | None, float, bool, bool]:
-    """(scale tensor, gain, centered, relu) from the arguments that are ours."""
-    check_choices(name, centered, activation)
-    tensor, gain = check_scale(name, scale, units, weight)
-    return tensor, gain, centered, activation == "relu"
-
-
-def _apply(
-    name: str,
-    formula: Any,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    geometry: tuple,
-    tail: tuple[Tensor | None, float, bool, bool],
-) -> Tensor:
-    scale, *rest = tail
-    input = autocast(input)
-    bias = None if bias is None else bias.to(weight.dtype)  # they differ under autocast at most
-    if exporting() or transforming():
-        return formula(input, weight, bias, scale, *geometry, *rest).output
-    return ops.call(name, input, weight, bias, scale, *geometry, *rest)
-
-
-def autocast(input: Tensor) -> Tensor:
-    """Only the input is cast: the weights are normalised first, and rounded once after that."""
-    device = input.device.type
-    if not reference.autocasting(device) or input.dtype == torch.float64:
-        return input
-    return input.to(torch.get_autocast_dtype(device))
-
-
-def transforming() -> bool:
-    """Whether torch.func or forward-mode differentiation is under way.
-
-    Torch differentiates the reference by any of them, the ops by none: the autograd.Function that
-    torch.library makes of an op refuses torch.func, and has no forward mode.
-    """
-    if torch.compiler.is_compiling() and not _COMPILES_THE_QUESTION:
-        return False
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-
-
-def exporting() -> bool:
-    """Whether torch.export is tracing: it gets the formula, in torch's own ops.
-
-    An op of ours would need its decomposition in torch's table for exporters to take it apart, and
-    Inductor refuses ops that have one where CI is set. Not torch.compiler.is_exporting(): to torch
-    2.11 that is true under torch.compile as well.
-    """
-    return torch.compiler._is_exporting_flag
-
-
-def _unbatched(output: Tensor) -> Tensor:
-    """Without its batch dimension; no view, which callers could not change in place."""
-    return torch.ops.aten._unsafe_view(output, output.shape[1:])
+    checked = _checked(_check_linear, (centered, activation), input, weight, bias, scale)
+    return _apply(checked, input, weight, bias, scale)
 
 
 def _convolution(
@@ -153,18 +213,11 @@ def _convolution(
     groups: int,
     centered: bool,
     scale: Scale,
-    activation: str | None,
+    activation: Activation | None,
 ) -> Tensor:
-    name = f"cosine_conv{dims}d"
-    check_tensors(name, input, weight, bias, weight_dims=dims + 2, groups=groups)
-    sizes = conv_sizes(name, dims, input, weight, stride, padding, dilation, groups)
-    tail = _tail(name, scale, activation, centered, weight.shape[0], weight)
-    batched = input if input.dim() == dims + 2 else input.unsqueeze(0)
-    if sizes.extra:  # padding that differs from side to side belongs to the field all the same
-        batched = F.pad(batched, sizes.extra)
-    geometry = (sizes.stride, sizes.padding, sizes.dilation, groups)
-    output = _apply(name, reference.cosine_conv, batched, weight, bias, geometry, tail)
-    return output if input.dim() == dims + 2 else _unbatched(output)
+    statics = (dims, stride, padding, dilation, groups, centered, activation)
+    checked = _checked(_check_conv, statics, input, weight, bias, scale)
+    return _apply(checked, input, weight, bias, scale)
 
 
 def cosine_conv1d(
@@ -178,7 +231,7 @@ def cosine_conv1d(
     *,
     centered: bool = False,
     scale: Scale = None,
-    activation: str | None = None,
+    activation: Activation | None = None,
 ) -> Tensor:
     """Cosine similarity of each receptive field of `input` (N, C, L) with each filter.
 
@@ -204,7 +257,7 @@ def cosine_conv2d(
     *,
     centered: bool = False,
     scale: Scale = None,
-    activation: str | None = None,
+    activation: Activation | None = None,
 ) -> Tensor:
     """Cosine similarity of each receptive field of `input` (N, C, H, W) with each filter.
 
@@ -230,7 +283,7 @@ def cosine_conv3d(
     *,
     centered: bool = False,
     scale: Scale = None,
-    activation: str | None = None,
+    activation: Activation | None = None,
 ) -> Tensor:
     """Cosine similarity of each receptive field of `input` (N, C, D, H, W) with each filter.
 
@@ -257,18 +310,11 @@ def _transpose(
     dilation: Size,
     centered: bool,
     scale: Scale,
-    activation: str | None,
+    activation: Activation | None,
 ) -> Tensor:
-    name = f"cosine_conv_transpose{dims}d"
-    check_tensors(name, input, weight, bias, weight_dims=dims + 2, groups=groups, transposed=True)
-    geometry = transpose_sizes(
-        name, dims, input, weight, stride, padding, output_padding, groups, dilation
-    )
-    tail = _tail(name, scale, activation, centered, weight.shape[1] * groups, weight)
-    batched = input if input.dim() == dims + 2 else input.unsqueeze(0)
-    formula = transposed.cosine_conv_transpose
-    output = _apply(name, formula, batched, weight, bias, geometry, tail)
-    return output if input.dim() == dims + 2 else _unbatched(output)
+    statics = (dims, stride, padding, output_padding, groups, dilation, centered, activation)
+    checked = _checked(_check_transpose, statics, input, weight, bias, scale)
+    return _apply(checked, input, weight, bias, scale)
 
 
 def cosine_conv_transpose1d(
@@ -283,7 +329,7 @@ def cosine_conv_transpose1d(
     *,
     centered: bool = False,
     scale: Scale = None,
-    activation: str | None = None,
+    activation: Activation | None = None,
 ) -> Tensor:
     """Cosine similarity of the inputs that reach an output with the taps by which they do.
 
@@ -312,7 +358,7 @@ def cosine_conv_transpose2d(
     *,
     centered: bool = False,
     scale: Scale = None,
-    activation: str | None = None,
+    activation: Activation | None = None,
 ) -> Tensor:
     """As cosine_conv_transpose1d, over (N, C, H, W).
 
@@ -338,7 +384,7 @@ def cosine_conv_transpose3d(
     *,
     centered: bool = False,
     scale: Scale = None,
-    activation: str | None = None,
+    activation: Activation | None = None,
 ) -> Tensor:
     """As cosine_conv_transpose1d, over (N, C, D, H, W).
 

@@ -1,7 +1,9 @@
 """Every wrong argument: an error with the rule, the value and the fix, before any work."""
 
 import re
+import warnings
 
+import numpy
 import pytest
 import torch
 
@@ -11,6 +13,13 @@ from cosnorm import nn
 r = torch.randn
 X, W = r(2, 4, 8, 8), r(6, 4, 3, 3)
 T = r(4, 6, 3, 3)  # a transposed convolution's weight
+
+
+def nested(*parts):
+    """Of the older kind, which torch warns of."""
+    with warnings.catch_warnings(action="ignore"):
+        return torch.nested.nested_tensor(list(parts), layout=torch.strided)
+
 
 # (what is called, its arguments, error, rule, value received, fix)
 FUNCTIONS = {
@@ -32,6 +41,15 @@ FUNCTIONS = {
     "sparse input": (
         lambda: F.cosine_linear(r(2, 3).to_sparse(), r(4, 3)),
         TypeError, "input must be dense", "torch.sparse_coo", "input.to_dense()"),
+    "jagged input": (
+        lambda: F.cosine_linear(
+            torch.nested.nested_tensor([r(2, 3), r(1, 3)], layout=torch.jagged), r(4, 3)),
+        TypeError, "input must be one dense tensor", "a nested one of torch.jagged",
+        "to_padded_tensor"),
+    "nested input": (
+        lambda: F.cosine_linear(nested(r(2, 3), r(1, 3)), r(4, 3)),
+        TypeError, "input must be one dense tensor", "a nested one of torch.strided",
+        "to_padded_tensor"),
     "complex input": (
         lambda: F.cosine_linear(r(2, 3, dtype=torch.complex64), r(4, 3)),
         TypeError, "input must be floating point", "torch.complex64", "convert"),
@@ -154,11 +172,14 @@ FUNCTIONS = {
         lambda: F.cosine_conv_transpose2d(r(1, 4, 1, 1), T, padding=2),
         ValueError, "the output must not be empty", "(1, 4, 1, 1) with padding (2, 2)", "pad less"),
     "unknown activation": (
-        lambda: F.cosine_linear(r(2, 3), r(4, 3), activation="gelu"),
-        ValueError, 'activation must be None or "relu"', "got 'gelu'", "apply any other"),
+        lambda: F.cosine_linear(r(2, 3), r(4, 3), activation="tanh"),
+        ValueError, 'activation must be None, "relu" or "gelu"', "got 'tanh'", "apply any other"),
     "activation as a function": (
         lambda: F.cosine_conv2d(X, W, activation=torch.relu),
-        ValueError, 'activation must be None or "relu"', "relu", "apply any other"),
+        ValueError, 'activation must be None, "relu" or "gelu"', "relu", "apply any other"),
+    "activations in a list": (
+        lambda: F.cosine_conv2d(X, W, activation=["relu"]),
+        ValueError, 'activation must be None, "relu" or "gelu"', "got ['relu']", "apply any other"),
     "centered as a number": (
         lambda: F.cosine_linear(r(2, 3), r(4, 3), centered=1),
         TypeError, "centered must be True or False", "got 1", "True for Pearson"),
@@ -177,6 +198,18 @@ FUNCTIONS = {
     "scale of two dimensions": (
         lambda: F.cosine_conv2d(X, W, scale=r(6, 1)),
         ValueError, "scale must have shape (1,) or (6,)", "got (6, 1)", "reshape"),
+    "nothing to transpose": (
+        lambda: F.cosine_conv_transpose1d(r(1, 3, 0), r(3, 2, 4)),
+        ValueError, "input must have at least one position", "got (1, 3, 0)", "leave such inputs"),
+    "nothing to transpose in one dimension, unbatched": (
+        lambda: F.cosine_conv_transpose2d(r(4, 0, 5), T),
+        ValueError, "input must have at least one position", "got (4, 0, 5)", "leave such inputs"),
+    "numpy's truth as a scale": (
+        lambda: F.cosine_linear(r(2, 3), r(4, 3), scale=numpy.bool_(True)),
+        TypeError, "scale must be None, a number or a tensor", "True", "a float"),
+    "numpy's NaN as a scale": (
+        lambda: F.cosine_linear(r(2, 3), r(4, 3), scale=numpy.float32("nan")),
+        ValueError, "scale must be finite", "got nan", "a float"),
     "integer scale tensor": (
         lambda: F.cosine_conv2d(X, W, scale=torch.ones(6, dtype=torch.int64)),
         TypeError, "scale must be floating point", "torch.int64", "scale.float()"),
@@ -189,6 +222,27 @@ MODULES = {
     "features as a float": (
         lambda: nn.PearsonLinear(3, 4.0),
         ValueError, "out_features must be a positive int", "got 4.0", "pass 1 or more"),
+    "no outputs": (
+        lambda: nn.CosineLinear(4, 0),
+        ValueError, "out_features must be a positive int", "got 0", "pass 1 or more"),
+    "bias as a tensor": (
+        lambda: nn.CosineLinear(3, 4, bias=r(4)),
+        TypeError, "CosineLinear: bias must be True or False", "got a tensor", "into layer.bias"),
+    "bias as a word": (
+        lambda: nn.PearsonLinear(3, 4, bias="yes"),
+        TypeError, "bias must be True or False", "got 'yes'", "into layer.bias"),
+    "bias of a convolution as a tensor": (
+        lambda: nn.PearsonConv2d(3, 4, 3, bias=r(4)),
+        TypeError, "PearsonConv2d: bias must be True or False", "got a tensor", "into layer.bias"),
+    "bias of a transposed convolution as a word": (
+        lambda: nn.CosineConvTranspose1d(3, 4, 3, bias="no"),
+        TypeError, "bias must be True or False", "got 'no'", "into layer.bias"),
+    "bias of a baseline as a word": (
+        lambda: nn.BatchNormLinear(3, 4, bias="no"),
+        TypeError, "bias must be True or False", "got 'no'", "into layer.bias"),
+    "bias of a baseline convolution as a tensor": (
+        lambda: nn.LayerNormConv2d(3, 4, 3, bias=r(4)),
+        TypeError, "bias must be True or False", "got a tensor", "into layer.bias"),
     "no channels": (
         lambda: nn.CosineConv2d(0, 4, 3),
         ValueError, "in_channels must be a positive int", "got 0", "pass 1 or more"),
@@ -233,7 +287,7 @@ MODULES = {
         ValueError, 'Only "zeros" padding mode', "ConvTranspose2d", "zeros"),
     "unknown activation": (
         lambda: nn.CosineConvTranspose2d(4, 4, 3, activation="tanh"),
-        ValueError, 'activation must be None or "relu"', "got 'tanh'", "apply any other"),
+        ValueError, 'activation must be None, "relu" or "gelu"', "got 'tanh'", "apply any other"),
     "centered as a word": (
         lambda: nn.CosineLinear(3, 4, centered="yes"),
         TypeError, "centered must be True or False", "got 'yes'", "True for Pearson"),
@@ -310,7 +364,7 @@ def test_no_work_was_done_before():
         for call in (
             lambda: F.cosine_conv2d(X, W, groups=4),
             lambda: F.cosine_conv2d(X, W, scale=X),
-            lambda: F.cosine_conv_transpose2d(X, T, activation="gelu"),
+            lambda: F.cosine_conv_transpose2d(X, T, activation="tanh"),
             lambda: F.cosine_linear(X, flat),
             lambda: layer(X),
         ):
@@ -320,8 +374,22 @@ def test_no_work_was_done_before():
 
 
 def test_numpy_integers_and_lists_are_sizes_as_in_torch():
-    numpy = pytest.importorskip("numpy")
     y = F.cosine_conv2d(X, W, stride=numpy.int64(2), padding=[1, 1], dilation=torch.Size([1, 1]))
     torch.testing.assert_close(y, F.cosine_conv2d(X, W, stride=2, padding=1))
     layer = nn.CosineConv2d(4, 6, numpy.int32(3), stride=[2, 2], padding=(1,))
     assert layer(X).shape == torch.nn.Conv2d(4, 6, 3, 2, 1)(X).shape
+
+
+@pytest.mark.parametrize("number", [numpy.float32(3), numpy.float64(3), numpy.int64(3), 3])
+def test_numpys_numbers_are_scales(number):
+    x, w = r(2, 3), r(4, 3)
+    want = F.cosine_linear(x, w, scale=3.0)
+    assert torch.equal(F.cosine_linear(x, w, scale=number), want)
+    layer = nn.CosineLinear(3, 4, scale=number)
+    assert type(layer.scale) is float and layer.scale == 3
+    start = nn.CosineConv2d(3, 4, 1, scale=number, learn_scale=True)
+    assert start.scale.item() == 3
+
+
+def test_a_batch_of_none_is_no_mistake():
+    assert F.cosine_conv_transpose1d(r(0, 3, 2), r(3, 2, 4)).shape == (0, 2, 5)

@@ -5,8 +5,8 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cosnorm import algorithm, ops
 from cosnorm import functional as F
+from cosnorm.ops import backend, direct
 
 CASES = {
     "cosine_linear": ((3, 5), (4, 5)),
@@ -72,23 +72,23 @@ def test_backward_alone_may_be_seen(name):
 
 def test_who_is_seen():
     plain = torch.zeros(2)
-    assert ops.is_unseen(plain, None, torch.nn.Parameter(plain))
-    assert not ops.is_unseen(plain, plain.as_subclass(Subclass))
-    assert not ops.is_unseen(plain.to("meta"))
-    assert not ops.is_unseen(torch.zeros(2, dtype=torch.complex64).conj().imag)
-    assert not ops.is_unseen(torch._efficientzerotensor(2))
+    assert direct.is_unseen(plain, None, torch.nn.Parameter(plain))
+    assert not direct.is_unseen(plain, plain.as_subclass(Subclass))
+    assert not direct.is_unseen(plain.to("meta"))
+    assert not direct.is_unseen(torch.zeros(2, dtype=torch.complex64).conj().imag)
+    assert not direct.is_unseen(torch._efficientzerotensor(2))
     with Seen():
-        assert not ops.is_unseen(plain)
+        assert not direct.is_unseen(plain)
     with torch.device("cpu"):  # a mode of functions, not of ops
-        assert ops.is_unseen(plain) and not ops.goes_direct(plain)
+        assert direct.is_unseen(plain)
 
 
 @pytest.fixture
 def triton():
     pytest.importorskip("triton", reason="its kernels read memory as it is")
-    before = algorithm.set_backend("triton")
+    before = backend.set_backend("triton")
     yield
-    algorithm.set_backend(before)
+    backend.set_backend(before)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are compiled for the GPU here")

@@ -98,20 +98,6 @@ def test_a_network_between_other_layers():
     same(gradients(model, compiled, x), gradients(model, model, x))
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_the_graph_has_one_op_of_ours(name):
-    build, shape = LAYERS[name]
-    graphs = []
-
-    def keep(module, example_inputs):
-        graphs.append(module.graph)
-        return module.forward
-
-    torch.compile(build(), fullgraph=True, backend=keep)(torch.randn(shape))
-    (graph,) = graphs
-    assert sum("cosnorm.cosine_" in str(node.target) for node in graph.nodes) == 1
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # torch's own, when inductor is imported
 @pytest.mark.parametrize("name", ["linear", "conv2d", "conv2d, reflect", "transpose2d"])
@@ -131,7 +117,7 @@ def test_bad_input_is_reported_through_compile(message):
     else:
 
         def function(x, w):
-            return F.cosine_linear(x, w, activation="gelu")
+            return F.cosine_linear(x, w, activation="tanh")
 
         arguments = (torch.randn(2, 3), torch.randn(4, 3))
     compiled = torch.compile(function, backend="aot_eager")

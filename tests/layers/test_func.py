@@ -123,12 +123,19 @@ def test_batched_cotangents(name, choice):
 @pytest.mark.parametrize("dims", [(0, None), (1, None), (None, 0), (0, 1)])
 def test_the_ops_themselves_have_a_rule(dims, size):
     linear, conv = torch.ops.cosnorm.cosine_linear, torch.ops.cosnorm.cosine_conv1d
+    back = torch.ops.cosnorm.cosine_linear_backward
+    need = [True, True, False, False]
     cases = [
-        (lambda x, w: linear(x, w, None, None, 1.0, True, False), (2, 5), (4, 5)),
+        (lambda x, w: [linear(x, w, None, None, "pearson", None, 1.0)], (2, 5), (4, 5)),
         (
-            lambda x, w: conv(x, w, None, None, [1], [0], [1], 1, 1.0, True, True),
+            lambda x, w: [conv(x, w, None, None, [1], [0], [1], 1, "pearson", "relu", 1.0)],
             (2, 5, 6),
             (4, 5, 3),
+        ),
+        (
+            lambda x, w: back(x @ w.t(), x, w, None, None, "cosine", "gelu", 2.0, need)[:2],
+            (2, 5),
+            (4, 5),
         ),
     ]
     for op, *shapes in cases:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import cosnorm.functional as F
 from cosnorm import nn
+from cosnorm.ops.reference import numerics
 
 LOW = [torch.bfloat16, torch.float16]
 DTYPES = [torch.float64, torch.float32, *LOW]
@@ -140,10 +141,42 @@ def test_the_clamp_lets_gradients_pass(dtype):
     assert off[0].abs().max().item() > 10 * TABLE[dtype] * scale / 8
 
 
+@pytest.fixture(params=["float32", "float16"])
+def product(request, monkeypatch):
+    """In which dtype float16 is multiplied: the latter as on a GPU, with lifted weights."""
+    if request.param == "float16":
+        monkeypatch.setattr(numerics, "HALF_PRODUCTS", ("cpu", "cuda"))
+    return request.param
+
+
+@pytest.mark.usefixtures("product")
+@pytest.mark.parametrize("size", [1.0, 1e-3, 1e-4])
+@pytest.mark.parametrize("centered", [False, True])
+@pytest.mark.parametrize("entries", [4, 255, 4095])
+def test_float16_of_every_size(entries, centered, size):
+    """What x·v loses below the least number of float16 is no more than what rounding took of x."""
+    x, w = torch.randn(20, entries).mul(size).half(), torch.randn(6, entries).half()
+    ours = [t.clone().requires_grad_() for t in (x, w)]
+    exact = [t.double().requires_grad_() for t in (x, w)]
+    y = F.cosine_linear(*ours, centered=centered)
+    expected = oracle.linear(*exact, centered=centered)
+    lost = 2**-24 / size  # half of the least number
+    assert worst(y, expected) <= 2 * TABLE[torch.float16] + 2 * lost
+    grad = torch.randn(y.shape).mul(size).half()
+    right = torch.autograd.grad(expected, exact, grad.double())
+    for g, r in zip(torch.autograd.grad(y, ours, grad), right, strict=True):
+        bound = 4 * TABLE[torch.float16] * r.abs().max().item()
+        assert worst(g, r) <= bound + 4 * lost
+
+
 @pytest.mark.parametrize("centered", [False, True])
 @pytest.mark.parametrize("kind", ["linear", "conv", "transpose"])
-def test_float16_near_the_top_of_its_range(kind, centered):
-    """65504 · n does not fit into float16, nor do its squares; the result does."""
+def test_float16_near_the_top_of_its_range(kind, centered, product):
+    """65504 · n does not fit into float16, nor do its squares; the result does.
+
+    Sums of gradients over many fields have to fit where the product is taken in float16, as they
+    have to of inputs of size one in a plain layer.
+    """
     function, written_out, shapes = {
         "linear": (F.cosine_linear, oracle.linear, ((4, 200), (6, 200))),
         "conv": (F.cosine_conv2d, oracle.conv, ((2, 16, 5, 5), (6, 16, 3, 3))),
@@ -161,12 +194,13 @@ def test_float16_near_the_top_of_its_range(kind, centered):
     y, expected = function(*ours, centered=centered), written_out(*exact, centered=centered)
     assert torch.isfinite(y).all()
     assert worst(y, expected) <= 2 * TABLE[torch.float16]
-    grad = torch.rand(y.shape).sub(0.5).mul(1e5).half()
+    grad = torch.rand(y.shape).sub(0.5).mul(1e5 if product == "float32" else 3e2).half()
     got = torch.autograd.grad(y, ours, grad)
     right = torch.autograd.grad(expected, exact, grad.double())
     for g, r in zip(got, right, strict=True):
         assert torch.isfinite(g).all()
-        assert worst(g, r) <= 4 * TABLE[torch.float16] * r.abs().max().item()
+        # and the step between the least numbers
+        assert worst(g, r) <= 4 * TABLE[torch.float16] * r.abs().max().item() + 4 * 2**-24
 
 
 @pytest.mark.parametrize("offset", [10.0, 1000.0])

@@ -1,6 +1,6 @@
 """Layers that stand in for torch.nn's: parameters, and one call into cosnorm.functional."""
 
-from cosnorm.nn.blocks import (
+from cosnorm.nn.baselines import (
     BatchNormConv1d,
     BatchNormConv2d,
     BatchNormConv3d,
@@ -33,11 +33,11 @@ from cosnorm.nn.conv import (
     PearsonConvTranspose3d,
 )
 from cosnorm.nn.linear import CosineLinear, PearsonLinear
-from cosnorm.nn.methods import METHODS, conv1d, conv2d, conv3d, linear
-from cosnorm.nn.sequential import Sequential
+
+# After the module `linear`, whose place in this package the function takes.
+from cosnorm.nn.by_name import conv1d, conv2d, conv3d, linear  # isort: skip
 
 __all__ = [
-    "METHODS",
     "BatchNormConv1d",
     "BatchNormConv2d",
     "BatchNormConv3d",
@@ -64,7 +64,6 @@ __all__ = [
     "PlainConv2d",
     "PlainConv3d",
     "PlainLinear",
-    "Sequential",
     "WeightNormConv1d",
     "WeightNormConv2d",
     "WeightNormConv3d",

@@ -2,15 +2,15 @@
 
 from typing import Any, Literal
 
+import torch
 import torch.fx
 from torch import Tensor, nn
 from torch.nn import functional as torch_functional
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from cosnorm import functional as F
-from cosnorm.chain import Link
-from cosnorm.chain_op import Layer
 from cosnorm.checks import (
+    check_bias,
     check_counts,
     check_dtype,
     check_groups,
@@ -19,31 +19,40 @@ from cosnorm.checks import (
     conv_padding,
     sizes,
 )
-from cosnorm.kernels.steps import Geometry
+from cosnorm.nn.dead import warn_if_dead
 from cosnorm.nn.scale import LearnScale, add_scale, describe, reset_scale, set_choices
+from cosnorm.ops.activations import Name as Activation
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
+
+
+# By name: torch.fx puts its own in their place while it traces.
+_FUNCTIONS = {dims: f"cosine_conv{dims}d" for dims in (1, 2, 3)}
 
 
 class _Similarity:
     """What plain and transposed layers share beside torch's own: scale, centring, activation."""
 
     dims: int
+    looked_at = False  # whether its weights have been, for a direction
 
     def _sizes(self, least: int, **named: Any) -> tuple[tuple[int, ...], ...]:
         """Each argument as a tuple of one int for each dimension, none below `least`."""
         name = type(self).__name__
         return tuple(tuple(sizes(name, k, v, self.dims, least)) for k, v in named.items())
 
-    def _check(self, in_channels: Any, out_channels: Any, groups: Any, dtype: Any) -> None:
+    def _check(
+        self, in_channels: Any, out_channels: Any, groups: Any, bias: Any, dtype: Any
+    ) -> None:
         name = type(self).__name__
         check_counts(name, in_channels=in_channels, out_channels=out_channels)
         check_dtype(name, dtype)
+        check_bias(name, bias)
         check_groups(name, groups, "in_channels", in_channels)
         check_groups(name, groups, "out_channels", out_channels)
 
     def _init_similarity(
-        self: Any, centered: bool, scale: Any, learn_scale: LearnScale, activation: str | None,
+        self: Any, centered: bool, scale: Any, learn_scale: LearnScale, activation: Any,
         device: Any, dtype: Any,
     ) -> None:  # fmt: skip
         set_choices(self, centered, activation)
@@ -90,9 +99,9 @@ class _CosineConv(_Similarity, _ConvNd):
         centered: bool = False,
         scale: float | None = None,
         learn_scale: LearnScale = False,
-        activation: str | None = None,
+        activation: Activation | None = None,
     ) -> None:
-        self._check(in_channels, out_channels, groups, dtype)
+        self._check(in_channels, out_channels, groups, bias, dtype)
         kernel, step, spread = self._sizes(
             1, kernel_size=kernel_size, stride=stride, dilation=dilation
         )
@@ -103,30 +112,17 @@ class _CosineConv(_Similarity, _ConvNd):
         )  # fmt: skip
         self._init_similarity(centered, scale, learn_scale, activation, device, dtype)
 
-    def chain_link(self, input: Tensor) -> Link | None:
-        """This layer as one of a chain (`cosnorm.nn.Sequential`), or None if it has to be called.
-
-        Of a subclass that computes something else, or whose weight is computed, nothing is known.
-        """
-        plain = self.groups == 1 and self.padding_mode == "zeros" and self.scale is None
-        calls = (type(self).forward, type(self).__call__)
-        known = calls == (_CosineConv.forward, nn.Module.__call__)
-        known = known and self._parameters.get("weight") is not None
-        if not (plain and known and self.activation == "relu") or isinstance(self.padding, str):
-            return None
-        geometry = Geometry.of(self.stride, self.padding, self.dilation, 1)
-        return Link(Layer(self.weight, self.bias, geometry), bool(self.centered))
-
     def forward(self, input: Tensor) -> Tensor:
-        function = getattr(F, f"cosine_conv{self.dims}d")
-        padding = self.padding
+        if not torch.compiler.is_compiling() and self.training and not self.looked_at:
+            warn_if_dead(self)
+        function, padding = getattr(F, _FUNCTIONS[self.dims]), self.padding
         if self.padding_mode != "zeros":
             margins = self._reversed_padding_repeated_twice
             input = _padded(input, self.weight, self.bias, self.groups, margins, self.padding_mode)
             padding = 0
         return function(
             input, self.weight, self.bias, self.stride, padding, self.dilation, self.groups,
-            **self._ours(),
+            centered=self.centered, scale=self.scale, activation=self.activation,
         )  # fmt: skip
 
 
@@ -161,7 +157,7 @@ class _PearsonConv(_CosineConv):
         *,
         scale: float | None = None,
         learn_scale: LearnScale = False,
-        activation: str | None = None,
+        activation: Activation | None = None,
     ) -> None:
         super().__init__(
             in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,
@@ -195,9 +191,9 @@ class _CosineConvTranspose(_Similarity, _ConvTransposeNd):
         centered: bool = False,
         scale: float | None = None,
         learn_scale: LearnScale = False,
-        activation: str | None = None,
+        activation: Activation | None = None,
     ) -> None:
-        self._check(in_channels, out_channels, groups, dtype)
+        self._check(in_channels, out_channels, groups, bias, dtype)
         kernel, step, spread = self._sizes(
             1, kernel_size=kernel_size, stride=stride, dilation=dilation
         )
@@ -209,6 +205,8 @@ class _CosineConvTranspose(_Similarity, _ConvTransposeNd):
         self._init_similarity(centered, scale, learn_scale, activation, device, dtype)
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        if not torch.compiler.is_compiling() and self.training and not self.looked_at:
+            warn_if_dead(self)
         place: Any = (self.stride, self.padding, self.kernel_size, self.dims, self.dilation)
         output_padding = self._output_padding(input, output_size, *place)
         function = getattr(F, f"cosine_conv_transpose{self.dims}d")
@@ -238,7 +236,7 @@ class _PearsonConvTranspose(_CosineConvTranspose):
         *,
         scale: float | None = None,
         learn_scale: LearnScale = False,
-        activation: str | None = None,
+        activation: Activation | None = None,
     ) -> None:
         super().__init__(
             in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias,

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from cosnorm import functional as F
-from cosnorm.checks import check_counts, check_dtype
+from cosnorm.checks import check_bias, check_counts, check_dtype
+from cosnorm.nn.dead import warn_if_dead
 from cosnorm.nn.scale import LearnScale, add_scale, describe, reset_scale, set_choices
+from cosnorm.ops.activations import Name as Activation
 
 
 class CosineLinear(nn.Module):
@@ -22,17 +24,18 @@ class CosineLinear(nn.Module):
         centered: Pearson correlation instead of the cosine.
         scale: fixed factor, or where a learned one starts (1 if None).
         learn_scale: True for one learned factor, "per_output" for one each.
-        activation: None or "relu", fused.
+        activation: None, "relu" or "gelu", fused.
 
     Example:
         >>> CosineLinear(16, 5, activation="relu")(torch.randn(8, 16)).shape
         torch.Size([8, 5])
     """
 
+    looked_at = False  # whether its weights have been, for a direction
     weight: Tensor
     scale: Any
     centered: bool
-    activation: str | None
+    activation: Activation | None
 
     def __init__(
         self,
@@ -45,12 +48,13 @@ class CosineLinear(nn.Module):
         centered: bool = False,
         scale: float | None = None,
         learn_scale: LearnScale = False,
-        activation: str | None = None,
+        activation: Activation | None = None,
     ) -> None:
         super().__init__()
         name = type(self).__name__
         check_counts(name, in_features=in_features, out_features=out_features)
         check_dtype(name, dtype)
+        check_bias(name, bias)
         set_choices(self, centered, activation)
         factory = {"device": device, "dtype": dtype}
         self.in_features, self.out_features = in_features, out_features
@@ -69,6 +73,8 @@ class CosineLinear(nn.Module):
         reset_scale(self)
 
     def forward(self, input: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling() and self.training and not self.looked_at:
+            warn_if_dead(self)
         return F.cosine_linear(
             input, self.weight, self.bias,
             centered=self.centered, scale=self.scale, activation=self.activation,
@@ -94,7 +100,7 @@ class PearsonLinear(CosineLinear):
         *,
         scale: float | None = None,
         learn_scale: LearnScale = False,
-        activation: str | None = None,
+        activation: Activation | None = None,
     ) -> None:
         super().__init__(
             in_features, out_features, bias, device, dtype,

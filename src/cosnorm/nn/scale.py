@@ -1,13 +1,13 @@
 """The three kinds of scale, for every layer: none or fixed, one learned number, one per output."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from cosnorm.checks import check_choices, check_number
 
-LearnScale = bool | str
+LearnScale = bool | Literal["per_output"]
 
 
 def add_scale(
@@ -34,11 +34,11 @@ def reset_scale(layer: Any) -> None:
         nn.init.constant_(layer.scale, 1.0 if layer.initial_scale is None else layer.initial_scale)
 
 
-def check_activation(layer: nn.Module, activation: str | None) -> None:
+def check_activation(layer: nn.Module, activation: Any) -> None:
     check_choices(type(layer).__name__, False, activation)
 
 
-def set_choices(layer: Any, centered: bool, activation: str | None) -> None:
+def set_choices(layer: Any, centered: bool, activation: Any) -> None:
     check_choices(type(layer).__name__, centered, activation)
     layer.centered, layer.activation = centered, activation
 

@@ -1,4 +1,4 @@
-"""A linear layer for sparse rows: every method, at the price of the entries that are there.
+"""A linear layer for sparse rows: the paper's methods, at the price of the entries that are there.
 
 The dense layer multiplies by every weight; this one reads the weights of the words that occur. For
 that the weight lies input by input in memory (its shape stays `(out, in)`), so that an entry of a
@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from cosnorm.methods import METHODS
 
 # Rows of weights that are read together: few enough to stay in a cache with the sums that they go
 # to, and enough to be worth the waking of threads.
@@ -187,7 +189,7 @@ class _Similarity(torch.autograd.Function):
 
 
 class SparseLinear(nn.Module):
-    """A linear layer of one of the six methods whose input is sparse CSR, (rows, in_features).
+    """A linear layer of a method whose input is sparse CSR, (rows, in_features).
 
     The same function and the same state as `cosnorm.nn.linear(method, …)` without bias, gradients
     included; the input itself gets no gradient. `weight` has shape (out, in) and the transposed
@@ -211,8 +213,12 @@ class SparseLinear(nn.Module):
         activation: Literal["relu"] | None = None,
     ) -> None:
         super().__init__()
-        if method not in ("pearson", "cosine", "batch", "weight", "layer", "none"):
-            raise ValueError(f"method must be one of the six; got {method!r}")
+        if not METHODS.named(method).sparse:
+            known = ", ".join(name for name, entry in METHODS.items() if entry.sparse)
+            raise ValueError(
+                f"method must be one of {known}; got {method!r}, which has no layer for sparse "
+                "rows: use a dense one"
+            )
         if activation not in (None, "relu"):
             raise ValueError(f"activation must be None or 'relu'; got {activation!r}")
         self.method, self.activation, self.in_features = method, activation, in_features

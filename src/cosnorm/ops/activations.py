@@ -1,0 +1,39 @@
+"""The activations that a layer fuses, each with its derivative. The kernels have a twin of each.
+
+To add one: an entry here, its twin in `triton/kernels.py`, its name in `Name`, and a case in the
+tests' table. Everything else, messages and layers included, reads this table.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+Name = Literal["relu", "gelu"]
+
+
+class Activation(NamedTuple):
+    """act(x), act'(x), the number by which the kernels know it, and what backward keeps.
+
+    keeps_output: y is kept, and stands for x: act'(x) = act'(y), and y = x wherever that is not 0.
+    Otherwise c is kept beside y: as after torch's own layers, what follows may change y in place.
+    """
+
+    value: Callable[[Tensor], Tensor]
+    slope: Callable[[Tensor], Tensor]
+    code: int
+    keeps_output: bool
+
+
+def _gelu_slope(x: Tensor) -> Tensor:
+    density = torch.exp(x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
+    return torch.special.ndtr(x) + x * density
+
+
+ACTIVATIONS: dict[str | None, Activation] = {
+    None: Activation(lambda x: x, torch.ones_like, 0, False),
+    "relu": Activation(torch.relu, lambda x: (x > 0).to(x.dtype), 1, True),
+    "gelu": Activation(torch.nn.functional.gelu, _gelu_slope, 2, False),
+}
