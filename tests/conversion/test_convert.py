@@ -254,6 +254,31 @@ def test_nothing_to_convert():
         ({"head": "fc3"}, ValueError, "got 'fc3': did you mean fc2, fc1"),
         ({"head": "bn1"}, ValueError, "head must name layers that are converted; got 'bn1'"),
         ({"head": ["fc2"], "skip": "fc2"}, ValueError, "converted; got 'fc2'"),
+        (
+            {"skip": nn.Linear(2, 2)},
+            TypeError,
+            "a module, Linear, which the model does not have",
+        ),
+        (
+            {"skip": nn.Sequential(nn.ReLU())},
+            TypeError,
+            "a module, Sequential, which the model",
+        ),
+        (
+            {"head": 4},
+            TypeError,
+            "None, a layer's name, several, or a mapping .*; got int 4",
+        ),
+        ({"head": [4]}, TypeError, "head takes 'auto', None, a layer's name, .*; got int 4"),
+        ({"head": nn.Sequential(nn.ReLU())}, TypeError, "head takes .*; got a module, Sequential"),
+        ({"head": {"fc2": float("nan")}}, TypeError, "start at a number; got nan for 'fc2'"),
+        ({"head": {"fc2": True}}, TypeError, "start at a number; got True for 'fc2'"),
+        ({"example": 3}, TypeError, "a tuple of arguments or a dict of keyword arguments; got int"),
+        (
+            {"example": torch.randn(2, 4, 6, 6)},
+            ValueError,
+            "example must be an input that the model takes; it raised RuntimeError: .* 3 channels",
+        ),
         ({"head": {"fc2": "big"}}, TypeError, "start at a number; got 'big' for 'fc2'"),
     ],
 )
@@ -263,6 +288,16 @@ def test_wrong_arguments_change_nothing(arguments, error, message):
         cosnorm.convert(model, **arguments)
     assert type(model.conv1) is nn.Conv2d
     assert type(model.fc2) is nn.Linear
+
+
+@pytest.mark.parametrize("argument", ["skip", "head"])
+def test_a_module_is_not_run_but_its_name_is_told(argument):
+    model = Net()
+    with pytest.raises(TypeError, match="got a module, Linear: pass its name, 'fc2'"):
+        cosnorm.convert(model, **{argument: model.fc2})
+    with pytest.raises(TypeError, match="got a module, Linear: pass its name, 'fc2'"):
+        cosnorm.convert(model, **{argument: ["fc1", model.fc2]})
+    assert type(model.fc1) is nn.Linear
 
 
 def test_a_predicate_that_fails_changes_nothing():

@@ -6,13 +6,14 @@ import io
 import pytest
 import torch
 import torch.fx
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.export import Dim
 from torch.nn.utils import prune
 
 import cosnorm
-from cosnorm import reference
 from cosnorm.nn import CosineConv2d, CosineLinear, PearsonConv2d, PearsonLinear
+from cosnorm.ops import reference
 
 LAYERS = {
     "linear": ("Linear", (5, 6), {}, (3, 5)),
@@ -169,11 +170,10 @@ def test_export_leaves_the_size_of_images_open(similarity):
         torch.testing.assert_close(program.module()(x), model(x))
 
 
-@pytest.mark.parametrize("box", [nn.Sequential, cosnorm.nn.Sequential])
 @pytest.mark.parametrize("case", LAYERS)
-def test_fx_sees_one_call(case, box):
+def test_fx_sees_one_call(case):
     layer, shape = build(case, bias=True, scale=2.0, activation="relu")
-    model, x = box(layer, nn.Tanh()).eval(), torch.randn(shape) + 30
+    model, x = nn.Sequential(layer, nn.Tanh()).eval(), torch.randn(shape) + 30
     cosnorm.fold(model)
     traced = torch.fx.symbolic_trace(model)
     called = [n.target.__name__ for n in traced.graph.nodes if n.op == "call_function"]
@@ -229,7 +229,7 @@ def test_state_account_and_objects():
         "four": nn.Linear(4, 4),
     }).eval()  # fmt: skip
     model["five"] = model["two"]
-    one, names = model["one"], ["unit_weight", "unit_bias", "total", "scale"]
+    one, names = model["one"], ["unit_weight", "unit_bias", "scale"]
     account = cosnorm.fold(model)
     assert model["one"] is one
     assert [tuple(entry) for entry in account] == [
@@ -246,7 +246,7 @@ def test_state_account_and_objects():
     assert list(one.state_dict()) == names
     assert list(model["two"].state_dict()) == ["unit_weight"]
     assert not list(one.parameters())
-    assert one.weight is one.unit_weight
+    assert not hasattr(one, "weight")
     assert cosnorm.fold(model).changed == ()
 
 
@@ -263,6 +263,131 @@ def test_state_dict_round_trip_and_no_confusion_with_training_weights():
     assert torch.equal(other(x), model(x))
     with pytest.raises(RuntimeError, match="Unexpected key"):
         model.load_state_dict(trained)
+
+
+@pytest.mark.parametrize("units", [1, 6])
+@pytest.mark.parametrize("case", ["linear", "conv2d"])
+def test_a_bias_costs_no_second_weight_and_is_saved(case, units, tmp_path):
+    kind, (inputs, _, *more), options, shape = LAYERS[case]
+    options = {**options, "groups": 1} if case == "conv2d" else options
+    layer = getattr(cosnorm.nn, f"Pearson{kind}")(inputs, units, *more, bias=True, **options)
+    nn.init.normal_(layer.bias)
+    twin = folded(layer.eval())
+    held = sum(buffer.untyped_storage().nbytes() for buffer in twin.buffers())
+    assert held == 4 * (layer.weight.numel() + 2 * units)  # v, its bias and Σv
+    assert all(buffer.is_contiguous() for buffer in twin.buffers())
+    path = tmp_path / "folded.safetensors"
+    save_file(twin.state_dict(), path)
+    other = folded(copy.deepcopy(layer))
+    nn.init.zeros_(other.unit_weight)
+    other.load_state_dict(load_file(path))
+    x = torch.randn(shape)
+    assert torch.equal(other(x), twin(x))
+
+
+def test_halves_are_kept_as_halves():
+    twin = folded(PearsonLinear(64, 32, bias=True, dtype=torch.float16).eval())
+    assert (twin.unit_weight.dtype, twin.unit_bias.dtype) == (torch.float16, torch.float16)
+    torch.testing.assert_close(twin.total, twin.unit_weight.float().sum(1) + twin.unit_bias)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_the_sums_follow_weights_that_are_loaded(assign):
+    layer = PearsonLinear(64, 32).eval()
+    state = folded(layer).state_dict()
+    twin = folded(copy.deepcopy(layer).bfloat16())
+    nn.init.zeros_(twin.unit_weight)
+    twin.load_state_dict(state, assign=assign)
+    assert twin.unit_weight.dtype == (torch.float32 if assign else torch.bfloat16)
+    assert torch.equal(twin.total, twin.unit_weight.float().sum(1))
+
+
+def test_another_dtype_is_refused_as_before_folding():
+    model = nn.Sequential(PearsonLinear(5, 3), PearsonConv2d(4, 6, 3)).eval().bfloat16()
+    cosnorm.fold(model)
+    rule = r"input and weight must have one dtype, got torch\.float32 and torch\.bfloat16"
+    with pytest.raises(TypeError, match=f"FoldedLinear: {rule}"):
+        model[0](torch.randn(2, 5))
+    with pytest.raises(TypeError, match=f"FoldedConv2d: {rule}"):
+        model[1](torch.randn(2, 4, 6, 6))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model[0](torch.randn(2, 5)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("case", "similarity", "options", "shown"),
+    [
+        ("linear", "Cosine", {}, "in_features=5, out_features=6, bias=False, centered=False"),
+        (
+            "linear",
+            "Pearson",
+            {"bias": True, "scale": 2.5, "activation": "relu"},
+            "in_features=5, out_features=6, bias=True, centered=True, scale=2.5, activation='relu'",
+        ),
+        ("linear", "Cosine", {"learn_scale": "per_output"}, "centered=False, scale of 6"),
+        (
+            "conv2d, reflected",
+            "Pearson",
+            {},
+            "4, 6, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), dilation=(1, 1), groups=1, "
+            "padding_mode='reflect', bias=False, centered=True",
+        ),
+    ],
+)
+def test_repr_shows_what_the_layer_computes(case, similarity, options, shown):
+    assert shown in repr(folded(build(case, similarity, **options)[0]))
+
+
+def test_code_that_reads_the_weight_fails():
+    class Reads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = CosineLinear(5, 3)
+
+        def forward(self, x):
+            return nn.functional.linear(x, self.inner.weight)
+
+    model = Reads().eval()
+    cosnorm.fold(model)
+    with pytest.raises(AttributeError, match="'FoldedLinear' object has no attribute 'weight'"):
+        model(torch.randn(2, 5))
+
+
+class Speech(nn.Module):
+    """Takes the weight of one layer without a call, looks at another's dtype, calls two."""
+
+    def __init__(self):
+        super().__init__()
+        self.taken = CosineLinear(5, 5)
+        self.asked = CosineLinear(5, 5)
+        self.called = CosineLinear(5, 5)
+        self.spare = CosineLinear(5, 5)
+
+    def forward(self, x):
+        x = nn.functional.linear(x, self.taken.weight)
+        return self.called(self.asked(x.to(self.asked.weight.dtype)))
+
+
+def test_an_example_finds_what_reads_weights():
+    model = Speech().eval()
+    x = torch.randn(2, 5)
+    expected = model(x)
+    account = cosnorm.fold(model, example=x)
+    assert {entry.name: entry.reason for entry in account.left} == {
+        "taken": "does not run on the example: other code reads its weight",
+        "asked": "other code reads its weight",
+        "spare": "does not run on the example",
+    }
+    assert [entry.name for entry in account.changed] == ["called"]
+    torch.testing.assert_close(model(x), expected)
+    with pytest.raises(TypeError, match=r"example must be a tensor, a tuple .*; got str"):
+        cosnorm.fold(model, example="x")
+
+
+def test_too_small_an_input_for_its_padding():
+    twin = folded(PearsonConv2d(4, 6, 3, padding=2, padding_mode="reflect").eval())
+    with pytest.raises(ValueError, match="FoldedConv2d: reflect padding of 2 needs"):
+        twin(torch.randn(2, 4, 2, 2))
 
 
 def test_tied_weights_part():
@@ -287,8 +412,10 @@ def test_a_converted_model_folds():
 def test_wrong_use_is_refused_and_changes_nothing():
     model = nn.Sequential(CosineLinear(5, 3), CosineConv2d(4, 6, 3)).eval()
     model[1].train()
-    with pytest.raises(ValueError, match=r"got 1 in training mode: call model\.eval"):
+    with pytest.raises(ValueError, match=r"got layer '1' in training mode: call model\.eval"):
         cosnorm.fold(model)
+    with pytest.raises(ValueError, match="got the model in training mode"):
+        cosnorm.fold(CosineLinear(5, 3))
     assert type(model[0]) is CosineLinear
     with pytest.raises(TypeError, match=r"torch\.nn\.Module; got list"):
         cosnorm.fold([])

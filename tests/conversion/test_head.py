@@ -1,5 +1,6 @@
 """The head: found where that is sure, named where it is not, and given a learned scale."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -57,7 +58,74 @@ def detector():
     return holder(backbone=nn.Conv2d(4, 4, 3), head=head)
 
 
+def roberta():
+    """As in several transformers: a head of two layers, the last called a projection."""
+    classifier = holder(dense=linear(), dropout=nn.Dropout(), out_proj=linear())
+    return holder(encoder=linear(), classifier=classifier)
+
+
+def spectrogram():
+    return holder(encoder=linear(), classifier=holder(layernorm=nn.LayerNorm(4), dense=linear()))
+
+
+class Hidden(nn.Module):
+    """`fc` is no head: the trace shows what comes after it, whatever the names."""
+
+    def __init__(self, last="out"):
+        super().__init__()
+        self.fc = linear()
+        self.norm = nn.LayerNorm(4)
+        self.last = last
+        setattr(self, last, linear())
+
+    def forward(self, x):
+        return getattr(self, self.last)(self.norm(self.fc(x)))
+
+
+class Autoencoder(nn.Module):
+    def __init__(self, name="post_quant_conv"):
+        super().__init__()
+        self.encoder = nn.Conv2d(4, 4, 3)
+        self.decoder = nn.ConvTranspose2d(4, 4, 3)
+        self.code = name
+        setattr(self, name, nn.Conv2d(4, 4, 1))
+
+    def forward(self, x):
+        return self.decoder(getattr(self, self.code)(self.encoder(x)))
+
+
+class Branching(nn.Module):
+    """Two outputs, one through a part without parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = linear()
+        self.head = linear()
+        self.head_dist = linear()
+
+    def forward(self, x):
+        x = self.body(x).relu()
+        return self.head(x).softmax(-1), (self.head(x) + self.head_dist(x)) / 2
+
+
 SURE = {
+    "a projection inside a classifier": (roberta, ["classifier.out_proj"]),
+    "a dense layer inside a classifier": (spectrogram, ["classifier.dense"]),
+    "a projection to logits": (
+        lambda: holder(transformer=linear(), logits_proj=linear()),
+        ["logits_proj"],
+    ),
+    "behind a hidden fc": (Hidden, ["out"]),
+    "behind a hidden fc, untraceable": (
+        lambda: holder(fc=linear(), norm=nn.LayerNorm(4), out=linear()),
+        ["out"],
+    ),
+    "behind a hidden fc, of any name": (lambda: Hidden("predicts"), ["predicts"]),
+    "behind what comes before logits": (
+        lambda: holder(head=holder(pre_logits=nn.Sequential(linear(), nn.GELU()), fc=linear())),
+        ["head.fc"],
+    ),
+    "two outputs": (Branching, ["head", "head_dist"]),
     "named, whatever the order": (
         lambda: holder(fc=linear(), body=linear()),
         ["fc"],
@@ -95,6 +163,11 @@ SURE = {
     ),
 }
 NONE = {
+    "a code": Autoencoder,
+    "a code of any name": lambda: Autoencoder("between"),
+    "a code, untraceable": lambda: holder(
+        encoder=nn.Conv2d(4, 4, 3), decoder=nn.Conv2d(4, 4, 3), post_quant_conv=nn.Conv2d(4, 4, 1)
+    ),
     "a norm comes last": lambda: holder(layers=nn.ModuleList([linear()]), norm=nn.LayerNorm(4)),
     "an activation comes last": lambda: nn.Sequential(linear(), nn.ReLU()),
     "a pooler": lambda: holder(embeddings=nn.Embedding(4, 4), first=linear(), pooler=Pooler()),
@@ -157,6 +230,26 @@ def test_named_with_a_start():
     assert account[-1].reason == "head: learned scale from 32"
     model.classifier[3].reset_parameters()
     assert model.classifier[3].scale.item() == 32
+
+
+@pytest.mark.parametrize(
+    ("classes", "start"), [(1, 10.0), (2, 10.0), (10, 10.0), (1000, 10.0), (50257, 15.3)]
+)
+def test_many_classes_start_higher(classes, start):
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, classes))
+    account = cosnorm.convert(model)
+    assert model[2].scale.item() == pytest.approx(start)
+    assert account[-1].reason == f"head: learned scale from {start:g}"
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Conv1d(8, classes, 1, groups=1))
+    cosnorm.convert(model, head="2")
+    assert model[2].scale.item() == pytest.approx(start)
+
+
+def test_starts_may_be_any_real_number_or_left_open():
+    model = vgg()
+    cosnorm.convert(model, head={"classifier.3": np.float32(32), "classifier.0": None})
+    assert model.classifier[3].scale.item() == 32
+    assert model.classifier[0].scale.item() == 10
 
 
 def test_a_skipped_head_stays_and_no_other_is_taken():

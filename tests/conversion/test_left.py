@@ -16,6 +16,29 @@ class OwnForward(nn.Linear):
         return super().forward(input) + 1
 
 
+class OnlyInTraining(nn.Linear):
+    def forward(self, input):
+        y = super().forward(input)
+        return y + torch.rand_like(y) if self.training else y
+
+
+class Adapted(nn.Linear):
+    """Adds something learned, which starts at zero."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.more = nn.Parameter(torch.zeros(()))
+
+    def forward(self, input):
+        return super().forward(input) + self.more
+
+
+class ForScripting(nn.Linear):
+    def forward(self, input):
+        bias = self.bias.to(input.dtype) if self.bias is not None else None
+        return nn.functional.linear(input, self.weight.to(input.dtype), bias)
+
+
 class OwnProduct(nn.Conv2d):
     def _conv_forward(self, input, weight, bias):
         return super()._conv_forward(input, weight * 2, bias)
@@ -50,14 +73,16 @@ def pruned(layer):
     return layer
 
 
-def empty_layer():
+def empty_layer(inputs, outputs):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return nn.Linear(0, 4, bias=False)
+        return nn.Linear(inputs, outputs, bias=False)
 
 
 LEFT = {
     "own forward": (lambda: OwnForward(4, 4), "a subclass with its own forward"),
+    "own forward in training": (lambda: OnlyInTraining(4, 4), "a subclass with its own forward"),
+    "own parameter beside": (lambda: Adapted(4, 4), "a subclass with its own forward"),
     "own product": (lambda: OwnProduct(4, 4, 3), "a subclass with its own _conv_forward"),
     "replaced forward": (lambda: replaced(nn.Linear(4, 4)), "forward was replaced on the object"),
     "parametrised": (
@@ -85,7 +110,8 @@ LEFT = {
     ),
     "one entry": (lambda: nn.Conv2d(4, 4, 1, groups=4, bias=False), "its vectors have 1 entries"),
     "two entries": (lambda: nn.Linear(1, 4), "its vectors have 2 entries: .* a sign or zero"),
-    "no entries": (lambda: empty_layer(), "its vectors have 0 entries"),
+    "no entries": (lambda: empty_layer(0, 4), "its vectors have 0 entries"),
+    "no outputs": (lambda: empty_layer(4, 0), "it has no outputs"),
 }
 
 
@@ -105,6 +131,18 @@ def test_two_entries_are_enough_for_the_cosine():
     model = nn.Sequential(nn.Linear(2, 4, bias=False), nn.ReLU())
     assert cosnorm.convert(model, "pearson").left
     assert cosnorm.convert(model, "cosine").changed
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_subclass_that_computes_the_same_is_converted(bias):
+    model = nn.Sequential(ForScripting(4, 4, bias=bias), nn.ReLU())
+    weight = model[0].weight
+    (entry,) = cosnorm.convert(model)
+    assert (entry.was, entry.now) == ("ForScripting", "PearsonLinear")
+    assert model[0].weight is weight
+    with torch.device("meta"):
+        model = nn.Sequential(ForScripting(4, 4, bias=bias), nn.ReLU())
+    assert cosnorm.convert(model)[0].now == "PearsonLinear"
 
 
 def test_a_subclass_that_only_starts_otherwise_is_converted():

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -147,15 +148,119 @@ def test_round_trip_copy_and_modes(case):
         assert not torch.allclose(untouched.eval()(x).logits, expected)
 
 
-def test_resnet_loses_every_norm_and_transformers_none():
-    account = cosnorm.convert(resnet(), drop_norms=True)
+def mobilenet(kind):
+    config = getattr(transformers, f"{kind}Config")(depth_multiplier=0.25, num_labels=5)
+    return getattr(transformers, f"{kind}ForImageClassification")(config)
+
+
+@pytest.mark.parametrize(
+    ("build", "norms"),
+    [
+        (resnet, 12),
+        (lambda: mobilenet("MobileNetV1"), 27),
+        (lambda: mobilenet("MobileNetV2"), 52),
+    ],
+)
+def test_networks_of_convolutions_lose_every_norm(build, norms):
+    model = build()
+    account = cosnorm.convert(model, drop_norms=True)
     assert not account.left
-    assert sum(entry.now == "Identity" for entry in account) == 12
-    for build in (vit, gpt2, bert, convnext):
-        model = build()
-        norms = sum(isinstance(module, nn.LayerNorm) for module in model.modules())
-        cosnorm.convert(model, drop_norms=True)
-        assert sum(isinstance(module, nn.LayerNorm) for module in model.modules()) == norms
+    assert sum(entry.now == "Identity" for entry in account) == norms
+    loss_of(model, torch.randn(2, 3, 32, 32)).backward()
+
+
+def llama():
+    config = transformers.LlamaConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=32, vocab_size=VOCABULARY,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config)
+
+
+PRE_NORMS = {
+    "vit": (vit, "pearson", ["layernorm_before", "layernorm_after"]),
+    "gpt2": (gpt2, "pearson", ["ln_1", "ln_2"]),
+    "llama": (llama, "cosine", ["input_layernorm", "post_attention_layernorm"]),
+    "llama, pearson": (llama, "pearson", ["input_layernorm", "post_attention_layernorm"]),
+    "bert: it normalises after": (bert, "pearson", []),
+}
+
+
+@pytest.mark.parametrize("name", PRE_NORMS)
+def test_transformers_lose_the_norms_that_make_no_difference(name):
+    build, similarity, gone = PRE_NORMS[name]
+    model = build().double().eval()
+    account = cosnorm.convert(model, similarity, head=None, drop_norms=True)
+    lost = [entry.name.rpartition(".")[2] for entry in account if entry.now == "Identity"]
+    assert lost == [*gone, *gone]
+
+
+def test_without_its_norms_a_transformer_gives_what_it_gave():
+    model = llama().double().eval()
+    twin = copy.deepcopy(model)
+    cosnorm.convert(model, "cosine", drop_norms=True)
+    cosnorm.convert(twin, "cosine")
+    x = torch.randint(0, VOCABULARY, (3, 8))
+    with torch.no_grad():
+        torch.testing.assert_close(model(x).logits, twin(x).logits, rtol=0, atol=1e-6)
+
+
+def encoder(kind, **more):
+    config = getattr(transformers, f"{kind}Config")(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        vocab_size=VOCABULARY, num_labels=5, bos_token_id=0, eos_token_id=0, sep_token_id=0, **more,
+    )  # fmt: skip
+    return getattr(transformers, f"{kind}ForSequenceClassification")(config)
+
+
+def xlnet():
+    config = transformers.XLNetConfig(
+        d_model=16, n_layer=1, n_head=2, d_inner=32, vocab_size=VOCABULARY, num_labels=5
+    )
+    return transformers.XLNetForSequenceClassification(config)
+
+
+def spectrogram():
+    config = transformers.ASTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        max_length=64, num_labels=5,
+    )  # fmt: skip
+    return transformers.ASTForAudioClassification(config)
+
+
+HEADS = {
+    "roberta": (lambda: encoder("Roberta"), "classifier.out_proj"),
+    "electra": (lambda: encoder("Electra", embedding_size=16), "classifier.out_proj"),
+    "mpnet": (lambda: encoder("MPNet"), "classifier.out_proj"),
+    "convbert": (lambda: encoder("ConvBert", embedding_size=16), "classifier.out_proj"),
+    "xlnet": (xlnet, "logits_proj"),
+    "spectrogram": (spectrogram, "classifier.dense"),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_of_several_layers_are_found(name):
+    build, head = HEADS[name]
+    account = cosnorm.convert(build())
+    assert [entry.name for entry in account if entry.reason.startswith("head")] == [head]
+
+
+def speech():
+    config = transformers.WavLMConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        conv_dim=(8, 8), conv_kernel=(5, 3), conv_stride=(5, 2), num_feat_extract_layers=2,
+        num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=2,
+    )  # fmt: skip
+    return transformers.WavLMForSequenceClassification(config).eval()
+
+
+def test_a_speech_model_whose_attention_reads_weights():
+    model, x = speech(), torch.randn(1, 400)
+    account = cosnorm.convert(model, example=x)
+    idle = "does not run on the example: other code reads its weight"
+    unread = [entry.name.rpartition(".")[2] for entry in account if entry.reason == idle]
+    assert unread == ["k_proj", "v_proj", "q_proj", "out_proj"]
+    assert type(model.wavlm.encoder.layers[0].attention.q_proj) is nn.Linear
 
 
 def test_tied_weights_stay_tied():
@@ -180,6 +285,51 @@ def test_conv1d_becomes_the_linear_layer_that_it_is():
     expected = cosnorm.functional.cosine_linear(x, weight.t(), bias, centered=True)
     torch.testing.assert_close(layer(x), expected)
     assert "in_features=16, out_features=64" in repr(layer)
+
+
+def weight_copies(layer):
+    """The copies of its weight's size that a layer makes in a training step."""
+    sizes = (list(layer.weight.shape), list(layer.weight.t().shape))
+    x = torch.randn(32, layer.in_features, requires_grad=True)
+    optimiser = torch.optim.SGD(layer.parameters(), 0.1)
+
+    def step():
+        layer(x).square().sum().backward()
+        optimiser.step()
+        optimiser.zero_grad()
+
+    step()
+    with torch.profiler.profile(record_shapes=True) as profile:
+        step()
+    return sum(
+        event.name == "aten::copy_" and event.input_shapes[0] in sizes
+        for event in profile.events() or ()
+    )
+
+
+def test_conv1d_copies_no_weights():
+    layer = gpt2().transformer.h[0].mlp.c_fc
+    cosnorm.convert(nn.Sequential(layer), head=None)
+    assert layer.weight.shape == (16, 64)
+    assert weight_copies(layer) == weight_copies(cosnorm.nn.PearsonLinear(16, 64, bias=True)) == 0
+    for twin in (copy.deepcopy(layer), layer.double().float()):
+        assert weight_copies(twin) == 0
+
+
+def test_conv1d_is_saved_and_loaded_as_it_was(tmp_path):
+    model = gpt2()
+    before = copy.deepcopy(model.state_dict())
+    cosnorm.convert(model, head=None)
+    after = model.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    model.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    name = "transformer.h.0.mlp.c_fc.weight"
+    assert torch.equal(saved[name], before[name])
+    nn.init.zeros_(model.get_parameter(name))
+    model.load_state_dict(before)
+    assert torch.equal(model.get_parameter(name), before[name])
 
 
 def test_gpt2_generates_with_its_cache():

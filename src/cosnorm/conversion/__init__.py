@@ -2,7 +2,7 @@
 
 from cosnorm.conversion.account import Account, Entry
 from cosnorm.conversion.folding import fold
-from cosnorm.conversion.planning import HEAD_SCALE
+from cosnorm.conversion.heads import HEAD_SCALE
 from cosnorm.conversion.replacing import convert
 
 __all__ = ["HEAD_SCALE", "Account", "Entry", "convert", "fold"]

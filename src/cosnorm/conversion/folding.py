@@ -5,17 +5,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from cosnorm import reference
 from cosnorm.conversion.account import Account, Entry
-from cosnorm.conversion.folded import FoldedConv, FoldedLinear
+from cosnorm.conversion.folded import FoldedConv, FoldedLinear, folded_step, folded_total
 from cosnorm.conversion.layers import (
     TransposedCosineLinear,
     TransposedPearsonLinear,
     computed,
 )
-from cosnorm.kernels.steps import memory_format
+from cosnorm.conversion.trial import Example, Trial, try_out
 from cosnorm.nn import (
     CosineConv1d,
     CosineConv2d,
@@ -32,6 +31,8 @@ from cosnorm.nn import (
     PearsonConvTranspose3d,
     PearsonLinear,
 )
+from cosnorm.ops import reference
+from cosnorm.ops.spec import memory_format
 
 _TRANSPOSED_LINEARS = (TransposedCosineLinear, TransposedPearsonLinear)
 _LINEARS = (CosineLinear, PearsonLinear, *_TRANSPOSED_LINEARS)
@@ -46,20 +47,31 @@ _TRANSPOSED_CONVS = (
 )
 
 
-def fold(model: nn.Module) -> Account:
+def fold(
+    model: nn.Module, *, example: Example | None = None, dtype: torch.dtype | None = None
+) -> Account:
     """Bake the unit weights of a model's cosine layers in, in place, for inference.
 
     A folded layer gives what it gave before, to rounding, and normalises no weights any more. Its
-    state is the buffers `unit_weight`, `unit_bias`, `total` and `scale`; it can't be trained. Fold
-    a copy (`copy.deepcopy`) where the model is still to be trained. Transposed convolutions stay:
-    the norm of their weights changes from position to position.
+    state is the buffers `unit_weight`, `unit_bias` and `scale`. It has no `weight`, so code that
+    reads it fails, and it can't be trained: fold a copy (`copy.deepcopy`) where the model is still
+    to be trained. Transposed convolutions stay: the norm of their weights changes from position to
+    position.
+
+    Args:
+        example: what to try a copy of the model on: the input, a tuple of arguments, or a dict of
+            keyword arguments. Layers that do not run then, and those whose weight other code reads
+            besides, stay as they are.
+        dtype: None to keep that of the weights; torch.int8 to store them in 8 bits. A vector is
+            then rounded to 255 levels and brought to unit length again, so that the layer is still
+            an exact similarity, to the rounded vector. For a product it becomes floats.
 
     Returns:
         An `Account` with an entry for every cosine layer.
 
     Raises:
-        TypeError, ValueError: if the model is no module or not in evaluation mode. It is then as it
-            was.
+        TypeError, ValueError: if the model is no module or not in evaluation mode, does not take
+            the example, or the dtype is another. It is then as it was.
 
     Example:
         >>> model = nn.Sequential(CosineLinear(8, 4)).eval()
@@ -68,26 +80,38 @@ def fold(model: nn.Module) -> Account:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module; got {type(model).__name__}")
+    _check_dtype(dtype)
     names = dict(model.named_modules(remove_duplicate=False))
     known = (*_LINEARS, *_CONVS, *_TRANSPOSED_CONVS)
     layers = {name: module for name, module in names.items() if isinstance(module, known)}
     for name, layer in layers.items():
         if layer.training:
             raise ValueError(
-                f"model must be in evaluation mode to be folded; got {name or 'a layer'} in "
-                "training mode: call model.eval() first"
+                "model must be in evaluation mode to be folded; got "
+                f"{f'layer {name!r}' if name else 'the model'} in training mode: call model.eval() "
+                "first"
             )
+    trial = None if example is None else try_out(model, example)
+    obstacles = {layer: _obstacle(layer, trial) for layer in layers.values()}
     uses = Counter(id(p) for module in model.modules() for p in module._parameters.values())
-    entries = [_entry(name, layer, uses) for name, layer in layers.items()]
-    for layer in dict.fromkeys(layers.values()):
-        if _obstacle(layer) is None:
-            _bake(layer)
+    entries = [_entry(name, layer, obstacles[layer], uses) for name, layer in layers.items()]
+    for layer, reason in obstacles.items():
+        if reason is None:
+            _bake(layer, dtype)
     return Account(entries)
 
 
-def _entry(name: str, layer: nn.Module, uses: Mapping[int, int]) -> Entry:
+def _check_dtype(dtype: Any) -> None:
+    if dtype not in (None, torch.int8):
+        raise ValueError(
+            f"dtype must be None or torch.int8; got {dtype!r}: for another floating point dtype "
+            "fold, then cast the whole model, as by model.bfloat16()"
+        )
+
+
+def _entry(name: str, layer: nn.Module, reason: str | None, uses: Mapping[int, int]) -> Entry:
     was = type(layer).__name__
-    if reason := _obstacle(layer):
+    if reason is not None:
         return Entry(name, was, None, reason)
     now = "FoldedLinear" if type(layer) in _LINEARS else "FoldedConv"
     tied = uses[id(layer.weight)] > 1
@@ -96,7 +120,7 @@ def _entry(name: str, layer: nn.Module, uses: Mapping[int, int]) -> Entry:
     )
 
 
-def _obstacle(layer: nn.Module) -> str | None:
+def _obstacle(layer: nn.Module, trial: Trial | None) -> str | None:
     """Why a cosine layer can't be folded; None where it can."""
     if type(layer) in _TRANSPOSED_CONVS:
         return "the norm of its weights changes from position to position"
@@ -104,30 +128,44 @@ def _obstacle(layer: nn.Module) -> str | None:
         return "a subclass: what it computes is not known"
     if "forward" in vars(layer):
         return "its forward was replaced on the object"
+    if trial is not None and (reason := trial.idle(layer)):
+        return reason
+    if trial is not None and layer in trial.read:
+        return "other code reads its weight"
     return computed(layer)
 
 
 @torch.no_grad()
-def _bake(layer: Any) -> None:
+def _bake(layer: Any, dtype: torch.dtype | None) -> None:
     """Make a cosine layer its folded kind, the same object still."""
     weight = layer.weight.t() if isinstance(layer, _TRANSPOSED_LINEARS) else layer.weight
-    dtype = reference.compute_dtype(weight)
-    unit = reference.unit_weight(weight, layer.bias, layer.centered, dtype)
+    held = weight.dtype if dtype is None else reference.stats_dtype(weight.dtype)
+    unit = reference.unit_weight(weight, layer.bias, layer.centered, held)
     scale = layer.scale
     if isinstance(scale, float):
         scale = torch.full((1,), scale, dtype=unit.total.dtype, device=weight.device)
     elif scale is not None:
         scale = scale.detach().clone()
-    format = memory_format(weight)
-    buffers = {
-        "unit_weight": unit.weight.contiguous(memory_format=format),
-        "unit_bias": unit.bias,
-        "total": unit.total if layer.centered else None,
-        "scale": scale,
-    }
+    v, vb = (unit.weight, unit.bias) if dtype is None else _rounded(unit.weight, unit.bias)
+    # Clones: with a bias the unit's tensors are views of one that holds both.
+    v = v.clone(memory_format=memory_format(weight))
+    vb = None if vb is None else vb.clone(memory_format=torch.contiguous_format)
+    step = None if dtype is None else folded_step(v, vb, layer.centered)
+    total = folded_total(v, vb, step) if layer.centered else None
     kind: Any = FoldedLinear if isinstance(layer, _LINEARS) else FoldedConv
     layer.__class__ = kind
     layer._parameters.clear()
     vars(layer).pop("scale", None)
-    for name, tensor in buffers.items():
+    for name, tensor in {"unit_weight": v, "unit_bias": vb, "scale": scale}.items():
         layer.register_buffer(name, tensor)
+    for name, tensor in {"total": total, "step": step}.items():
+        layer.register_buffer(name, tensor, persistent=False)
+
+
+def _rounded(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The entries as int8, the largest of each vector as ±127; the bias is one of them."""
+    most = weight.flatten(1).abs().amax(1)
+    most = most if bias is None else torch.maximum(most, bias.abs())
+    factor = torch.where(most > 0, 127 / most.float(), 0)
+    q = (weight * factor.view(-1, *[1] * (weight.dim() - 1))).round().to(torch.int8)
+    return q, None if bias is None else (bias * factor).round().to(torch.int8)

@@ -5,6 +5,7 @@ A converted layer is the very object it was: its parameters, hooks, mode and eve
 that the new class needs are added.
 """
 
+import copy
 import math
 from typing import Any
 
@@ -18,6 +19,7 @@ import cosnorm.nn
 from cosnorm import functional
 from cosnorm.nn import CosineLinear, PearsonLinear
 from cosnorm.nn.conv import _CosineConv, _CosineConvTranspose
+from cosnorm.nn.dead import is_dead, weight_rows
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 TORCH_LAYERS = (
@@ -36,12 +38,21 @@ _HARMLESS = {"__init__", "__repr__", "__setstate__", "extra_repr", "reset_parame
 
 
 class _Transposed(CosineLinear):
-    centered: bool
-    activation: str | None
+    """The weight has the shape (in, out), and in memory lies as (out, in).
+
+    So `weight.t()`, which the product and its gradients work on, is contiguous: no step copies it.
+    """
+
+    transposed = True
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.weight = nn.Parameter(self.weight.detach().t().contiguous())
+        self.weight = nn.Parameter(self.weight.detach().t())
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        bound = 1 / math.sqrt(self.in_features)  # as torch's, which would take `out` for `in` here
+        nn.init.uniform_(self.weight, -bound, bound)
 
     def forward(self, input: Tensor) -> Tensor:
         return functional.cosine_linear(
@@ -98,11 +109,42 @@ def _computes_otherwise(module: nn.Module, kind: type[nn.Module] | None) -> str 
         return "its forward was replaced on the object"
     own = type(module).__mro__[: type(module).__mro__.index(kind)] if kind else ()
     defined = {key for cls in own for key, value in vars(cls).items() if callable(value)}
-    if methods := sorted(defined - _HARMLESS):
+    methods = sorted(defined - _HARMLESS)
+    if methods and not (methods == ["forward"] and _acts_as_linear(module)):
         return f"a subclass with its own {', '.join(methods)}"
     if taken := [name for name in OURS if hasattr(module, name)]:
         return f"it has an attribute {', '.join(taken)} that a cosine layer needs for itself"
     return None
+
+
+@torch.no_grad()
+def _acts_as_linear(module: nn.Module) -> bool:
+    """Whether a subclass of nn.Linear computes what that does, tried with other weights.
+
+    Image model libraries have one, for the sake of scripting.
+    """
+    weight = module._parameters.get("weight")
+    own = set(module._parameters) - {"weight", "bias"} or module._buffers or module._modules
+    if not isinstance(module, nn.Linear) or own or weight is None or weight.dim() != 2:
+        return False
+    generator = torch.Generator().manual_seed(0)
+    row = torch.randn(1, weight.shape[1], generator=generator)
+    bias = None if module.bias is None else torch.randn(len(weight), generator=generator)
+    twin = copy.copy(module)
+    twin._parameters = {  # the rows alike, so that a large weight costs nothing
+        "weight": nn.Parameter(row.expand(weight.shape)),
+        "bias": None if bias is None else nn.Parameter(bias),
+    }
+    x = torch.randn(2, 3, weight.shape[1], generator=generator)
+    expected = nn.functional.linear(x, twin.weight, twin.bias)
+    try:
+        outputs = [twin.train(mode).forward(x) for mode in (True, False)]
+    except Exception:  # whatever it does, it is not that
+        return False
+    return all(
+        isinstance(y, Tensor) and y.shape == expected.shape and torch.allclose(y, expected)
+        for y in outputs
+    )
 
 
 def computed(module: nn.Module) -> str | None:
@@ -132,6 +174,8 @@ def _odd_weight(module: nn.Module) -> str | None:
 def _too_short(module: nn.Module, centered: bool) -> str | None:
     """A vector of one entry has no direction but its sign; centred, nor has one of two."""
     weight: Tensor = module.weight  # pyright: ignore[reportAssignmentType]
+    if not weight.numel() and weight.shape[1:].numel():
+        return "it has no outputs"
     entries = weight.shape[0] if is_transformers_conv1d(module) else weight.shape[1:].numel()
     if isinstance(module, _ConvNd) and module.transposed:
         taps = zip(module.kernel_size, module.stride, strict=True)
@@ -143,14 +187,25 @@ def _too_short(module: nn.Module, centered: bool) -> str | None:
     return f"its vectors have {entries} entries: their similarity is a sign or zero, never a degree"
 
 
-def template(module: nn.Module, similarity: str, start: float | None) -> nn.Module:
+def can_never_learn(module: nn.Module, centered: bool) -> bool:
+    """Whether a layer is to be trained and, as a cosine layer, would get no gradient."""
+    weight: Tensor = module.weight  # pyright: ignore[reportAssignmentType]
+    rows = weight.detach().t() if is_transformers_conv1d(module) else weight_rows(module)
+    bias = module._parameters.get("bias")
+    return weight.requires_grad and is_dead(rows, bias, centered)
+
+
+def template(
+    module: nn.Module, similarity: str, start: float | None, bias: bool = True
+) -> nn.Module:
     """An empty cosine layer of a module's shape, on the meta device: what the module becomes.
 
-    With `start` it has a learned scale, which is real and starts there.
+    With `start` it has a learned scale, which is real and starts there. Without `bias` it has none.
     """
     weight: Tensor = module.weight  # pyright: ignore[reportAssignmentType]
     options: dict[str, Any] = {"device": "meta", "dtype": weight.dtype}
     options |= {"scale": start, "learn_scale": start is not None}
+    options["bias"] = bias and module.bias is not None
     pattern = _kind(module, similarity)(**_arguments(module), **options)
     if start is not None:
         scale = torch.full((1,), start, device=weight.device, dtype=weight.dtype)
@@ -167,20 +222,36 @@ def _kind(module: nn.Module, similarity: str) -> type[nn.Module]:
 
 def _arguments(module: nn.Module) -> dict[str, Any]:
     """The constructor's arguments that give a layer of the module's shape."""
-    arguments: dict[str, Any] = {"bias": module.bias is not None}
     if isinstance(module, _ConvNd):
         names = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation")
         names += ("groups", "padding_mode", *(["output_padding"] if module.transposed else []))
-        return arguments | {name: getattr(module, name) for name in names}
+        return {name: getattr(module, name) for name in names}
     weight: Tensor = module.weight  # pyright: ignore[reportAssignmentType]
     outputs, inputs = weight.shape if isinstance(module, nn.Linear) else reversed(weight.shape)
-    return arguments | {"in_features": inputs, "out_features": outputs}
+    return {"in_features": inputs, "out_features": outputs}
 
 
 def graft(module: nn.Module, pattern: nn.Module) -> None:
-    """Make a module what its template is: its class, and what it lacks of the template's state."""
+    """Make a module what its template is: its class, and what it lacks of the template's state.
+
+    A bias that the template does not have goes.
+    """
     module.__class__ = type(pattern)
     for name, value in vars(pattern).items():
         vars(module).setdefault(name, value)
     for name, value in pattern._parameters.items():
         module._parameters.setdefault(name, value)
+    if pattern.bias is None:
+        module._parameters["bias"] = None
+    if isinstance(module, _Transposed):
+        module.weight.data = module.weight.data.t().contiguous().t()
+
+
+def set_scale(pattern: Any, scale: Tensor) -> None:
+    """Give a template a learned scale, of one number or of one for each output, that starts there.
+
+    scale: (1,) or (out,), on the device of the layer.
+    """
+    pattern.scale = nn.Parameter(scale.to(pattern.weight.dtype))
+    pattern.learn_scale = True if len(scale) == 1 and pattern.learn_scale else "per_output"
+    pattern.initial_scale = float(scale) if pattern.learn_scale is True else None

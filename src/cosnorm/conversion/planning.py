@@ -1,19 +1,27 @@
 """What a conversion is going to do, settled before anything is changed."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cosnorm.conversion.account import Entry
-from cosnorm.conversion.layers import is_quantised, obstacle, template, torch_layer
-from cosnorm.conversion.norms import NORMS, followed
-from cosnorm.conversion.selection import Head, Skip, chosen_heads, skipped, within
+from cosnorm.conversion.heads import Head, chosen_heads
+from cosnorm.conversion.layers import (
+    can_never_learn,
+    is_quantised,
+    obstacle,
+    template,
+    torch_layer,
+)
+from cosnorm.conversion.norm_kinds import is_norm
+from cosnorm.conversion.redundant_norms import Verdict, judge
+from cosnorm.conversion.selection import Skip, skipped, within
+from cosnorm.conversion.tracing import Reader
+from cosnorm.conversion.trial import Trial
 
-HEAD_SCALE = 10.0
-"""Where the learned scale of a converted head starts: its logits then lie within ±10."""
-
+MOST_NAMED = 8  # parameters in a note
 # Nothing below these is touched.
 _OPAQUE = {
     nn.MultiheadAttention: "uses the weights of its layers without calling them",
@@ -33,35 +41,64 @@ class Plan:
     left: dict[str, str]
     patterns: dict[nn.Module, nn.Module]
     heads: dict[nn.Module, float]
-    dropped: dict[nn.Module, str]
+    norms: dict[nn.Module, Verdict]
+    fresh: set[nn.Module]  # to be initialised anew
     fast_paths: list[nn.Module]
     looked_for_head: bool
+    scales: dict[nn.Module, Tensor] = field(default_factory=dict)  # from a batch of data
+
+    @property
+    def dropped(self) -> list[nn.Module]:
+        return [norm for norm, verdict in self.norms.items() if verdict.goes]
 
     def entries(self) -> list[Entry]:
         first = {module: name for name, module in reversed(self.names.items())}
         return [
-            self._entry(name, module, first[module])
+            self._entry(name, module, first)
             for name, module in self.names.items()
             if _is_layer(name, module)
         ]
 
-    def _entry(self, name: str, module: nn.Module, first: str) -> Entry:
+    def _entry(self, name: str, module: nn.Module, first: Mapping[nn.Module, str]) -> Entry:
         was = type(module).__name__
-        if module in self.dropped:
-            now, reason = "Identity", f"directly follows {_seen_from(name, self.dropped[module])}"
+        if module in self.norms:
+            verdict = self.norms[module]
+            layers = ", ".join(_seen_from(name, first[layer]) for layer in verdict.layers)
+            rest = "Sequential" if module._modules else "Identity"
+            now, reason = rest if verdict.goes else None, verdict.reason.format(layers)
         elif module in self.patterns:
-            now, reason = type(self.patterns[module]).__name__, ""
+            now, reason = type(self.patterns[module]).__name__, self._about(name, module, first)
         else:
             return Entry(name, was, None, self.left[name])
-        if module in self.heads:
-            reason = f"head: learned scale from {self.heads[module]:g}"
-        if name != first:
-            reason = f"the same object as {first}"
+        if now is not None and name != first[module]:
+            reason = f"the same object as {first[module]}"
         return Entry(name, was, now, reason)
+
+    def _about(self, name: str, layer: nn.Module, first: Mapping[nn.Module, str]) -> str:
+        """What a layer that is converted has beside its new class."""
+        about = []
+        if layer in self.heads:
+            measured = self.scales.get(layer)
+            start = f"{self.heads[layer]:g}" if measured is None else f"{float(measured):.3g}"
+            about.append(f"head: learned scale from {start}")
+        elif layer in self.scales:
+            low, high = (float(end) for end in self.scales[layer].aminmax())
+            about.append(f"learned scales from {low:.3g} to {high:.3g}")
+        elif self.scales:
+            about.append("not calibrated: the batch does not run it, or its outputs are zero")
+        norm = next((norm for norm, v in self.norms.items() if layer in v.unbiased), None)
+        if norm is not None:
+            about.append(f"its bias, which was zero, went with {_seen_from(name, first[norm])}")
+        if layer in self.fresh:
+            about.append("initialised anew: its weights had no direction and would never learn")
+        return "; ".join(about)
 
     def notes(self) -> list[str]:
         notes = []
-        new = [f"{name}.scale" if name else "scale" for name in self._first_names(self.heads)]
+        scaled = dict.fromkeys((*self.heads, *self.scales))
+        new = [f"{name}.scale" if name else "scale" for name in self._first_names(scaled)]
+        if len(new) > MOST_NAMED:
+            new = [*new[: MOST_NAMED - 1], f"{len(new) - MOST_NAMED + 1} more"]
         if new:
             notes.append(f"New parameters, unknown to an optimiser made before: {', '.join(new)}.")
         if self.looked_for_head and self.patterns and not self.heads:
@@ -83,25 +120,28 @@ def make_plan(
     skip: Skip | Iterable[Skip],
     head: Head,
     drop_norms: bool,
+    trial: Trial | None,
 ) -> Plan:
     """Settle what happens to every module; raises for arguments that fit nothing."""
     names = dict(model.named_modules(remove_duplicate=False))
     untouched = _untouched(names, skipped(names, skip))
-    left = _left(names, untouched, centered=similarity == "pearson")
+    centered = similarity == "pearson"
+    left = _left(names, untouched, centered, trial)
     planned = {name: module for name, module in names.items() if name not in left}
-    heads = chosen_heads(model, head, planned, HEAD_SCALE)
-    patterns = {m: template(m, similarity, heads.get(m)) for m in planned.values()}
-    dropped: dict[nn.Module, str] = {}
+    layers = dict.fromkeys(planned.values())
+    reader = Reader(model, {*layers, *(module for module in names.values() if is_norm(module))})
+    heads = chosen_heads(model, head, planned, reader)
+    norms: dict[nn.Module, Verdict] = {}
     if drop_norms:
         untouchable = {names[name] for name in untouched}
-        verdicts = followed(model, names, set(patterns))
-        first = {module: name for name, module in reversed(planned.items())}
-        for norm, layer in verdicts.items():
-            if layer is not None and norm not in untouchable:
-                dropped[norm] = first[layer]
-        left |= _kept_norms(names, untouched, verdicts)
+        norms = judge(reader, names, set(layers), centered, trial.ran if trial else ())
+        norms = {norm: verdict for norm, verdict in norms.items() if norm not in untouchable}
+    unbiased = {layer for verdict in norms.values() for layer in verdict.unbiased}
+    patterns = {m: template(m, similarity, heads.get(m), m not in unbiased) for m in layers}
+    fresh = {layer for layer in layers if can_never_learn(layer, centered)}
     fast_paths = _fast_paths(names, set(patterns))
-    return Plan(names, left, patterns, heads, dropped, fast_paths, head == "auto")
+    looked = isinstance(head, str) and head == "auto"
+    return Plan(names, left, patterns, heads, norms, fresh, fast_paths, looked)
 
 
 def _untouched(names: Mapping[str, nn.Module], skips: Mapping[str, str]) -> dict[str, str]:
@@ -119,14 +159,17 @@ def _untouched(names: Mapping[str, nn.Module], skips: Mapping[str, str]) -> dict
 
 
 def _left(
-    names: Mapping[str, nn.Module], untouched: Mapping[str, str], centered: bool
+    names: Mapping[str, nn.Module],
+    untouched: Mapping[str, str],
+    centered: bool,
+    trial: Trial | None,
 ) -> dict[str, str]:
     """The reason for each name that stays as it is; an object with one such name stays too."""
     left = dict(untouched)
     for name, module in names.items():
         if name not in left:
-            norm = isinstance(module, NORMS)
-            reason = "a normalisation layer" if norm else obstacle(module, centered)
+            reason = "a normalisation layer" if is_norm(module) else obstacle(module, centered)
+            reason = reason or (None if trial is None else trial.idle(module))
             if reason:
                 left[name] = reason
     staying = {names[name]: name for name in left}
@@ -134,20 +177,6 @@ def _left(
         if name not in left and module in staying:
             left[name] = f"the same object as {staying[module]}, which stays"
     return left
-
-
-def _kept_norms(
-    names: Mapping[str, nn.Module],
-    untouched: Mapping[str, str],
-    verdicts: Mapping[nn.Module, nn.Module | None],
-) -> dict[str, str]:
-    follows_another = "a normalisation layer that does not directly follow a converted layer"
-    unknown = "a normalisation layer; what it follows could not be established"
-    return {
-        name: follows_another if module in verdicts else unknown
-        for name, module in names.items()
-        if isinstance(module, NORMS) and name not in untouched
-    }
 
 
 def _fast_paths(names: Mapping[str, nn.Module], planned: set[nn.Module]) -> list[nn.Module]:
@@ -158,9 +187,9 @@ def _fast_paths(names: Mapping[str, nn.Module], planned: set[nn.Module]) -> list
 
 
 def _seen_from(name: str, other: str) -> str:
-    """The other's name, without the container that it shares with the first."""
-    container, _, last = other.rpartition(".")
-    return last if container == name.rpartition(".")[0] else other
+    """The other's name, without the container of the first if that holds it too."""
+    container = name.rpartition(".")[0]
+    return other.removeprefix(f"{container}.") if container else other
 
 
 def _is_layer(name: str, module: nn.Module) -> bool:
@@ -168,6 +197,5 @@ def _is_layer(name: str, module: nn.Module) -> bool:
     if "parametrizations" in name.split("."):  # the insides of the layer above
         return False
     state = [*module._parameters.values(), *module._buffers.values()]
-    return (
-        is_quantised(module) or torch_layer(module) is not None or any(t is not None for t in state)
-    )
+    known = is_quantised(module) or is_norm(module) or torch_layer(module) is not None
+    return known or any(tensor is not None for tensor in state)

@@ -1,14 +1,18 @@
 """`convert`: an existing model in, a cosine model out."""
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
 from cosnorm.conversion.account import Account
-from cosnorm.conversion.layers import graft
+from cosnorm.conversion.calibrating import Moments, calibrated
+from cosnorm.conversion.heads import Head
+from cosnorm.conversion.layers import graft, set_scale
+from cosnorm.conversion.norm_kinds import vanish
 from cosnorm.conversion.planning import make_plan
-from cosnorm.conversion.selection import Head, Skip
+from cosnorm.conversion.selection import Skip
+from cosnorm.conversion.trial import Example, leave_fast_path, try_out
 
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 
@@ -20,30 +24,42 @@ def convert(
     skip: Skip | Iterable[Skip] = (),
     head: Head = "auto",
     drop_norms: bool = False,
+    example: Example | None = None,
+    calibrate: Example | None = None,
 ) -> Account:
     """Make the linear and convolution layers of a model cosine layers, in place.
 
     `Linear`, `Conv1d/2d/3d`, `ConvTranspose1d/2d/3d` and transformers' `Conv1D` change their class
     and remain the same objects: parameters, tied weights, hooks, dtype, device, mode and the keys
-    of the state_dict stay. A bias becomes the extra entry of the weight vectors.
+    of the state_dict stay. A bias becomes the extra entry of the weight vectors. Weights without a
+    direction (all zero, for Pearson constant), which would never learn, are initialised anew.
 
     Args:
         similarity: `"pearson"` (centred) or `"cosine"`.
         skip: names, patterns such as `"encoder.*.proj"`, module types or predicates
             `(name, module) -> bool`, one or several. Everything below a skipped module is skipped.
         head: the layers whose outputs are logits. They get one learned scale each, a parameter
-            `scale` that starts at `HEAD_SCALE`. `"auto"` finds them by name and order, where that
-            is sure; None for no scale; else a name, several, or a mapping from names to starts.
+            `scale` that starts at `HEAD_SCALE`, or higher for many classes. `"auto"` finds them
+            by name and order, where that is sure; None for no scale; else a name, several, or a
+            mapping from names to starts.
         drop_norms: replace by `nn.Identity` every normalisation layer that is sure to follow a
-            converted layer directly.
+            converted layer directly, or to make no difference to the converted layers into which
+            alone it goes; a zero bias of theirs goes with it.
+        example: what to try a copy of the model on: the input, a tuple of arguments, or a dict of
+            keyword arguments. Layers that do not run then stay, since other code may read their
+            weights.
+        calibrate: a batch of data, as `example`, from which every converted layer gets a learned
+            scale, one for each output (one for all of a head), so that activations keep the size
+            they had; the running statistics of batch norms become those of the batch. For a
+            trained model that is to be trained further.
 
     Returns:
         An `Account` with an entry for every layer. Print it.
 
     Raises:
         ValueError, TypeError: for an unknown similarity, a skip or head name that matches nothing,
-            or a model that is not a module or already wrapped for parallel training. The model is
-            then as it was.
+            an example or a batch that the model does not take, or a model that is not a module or
+            already wrapped for parallel training. The model is then as it was.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
@@ -51,14 +67,25 @@ def convert(
         ['PearsonLinear', 'PearsonLinear']
     """
     model = _checked(model, similarity, drop_norms)
-    plan = make_plan(model, similarity, skip, head, drop_norms)
+    trial = None if example is None else try_out(model, example)
+    plan = make_plan(model, similarity, skip, head, drop_norms, trial)
+    statistics: dict[Any, Moments] = {}
+    if calibrate is not None:
+        plan.scales, statistics = calibrated(model, plan, calibrate)
     account = Account(plan.entries(), plan.notes())
+    for module, scale in plan.scales.items():
+        set_scale(plan.patterns[module], scale)
     for module, pattern in plan.patterns.items():
         graft(module, pattern)
+    for module in plan.fresh:
+        module.reset_parameters()  # pyright: ignore[reportCallIssue]  # a cosine layer now
     for norm in plan.dropped:
-        _vanish(norm)
+        vanish(norm)
+    for norm, moments in statistics.items():
+        for buffer, value in zip((norm.running_mean, norm.running_var), moments, strict=True):
+            buffer.copy_(value)
     for module in plan.fast_paths:
-        _leave_fast_path(module)
+        leave_fast_path(module)
     return account
 
 
@@ -77,18 +104,3 @@ def _checked(model: nn.Module, similarity: str, drop_norms: bool) -> nn.Module:
                 "convert the module inside, then wrap it"
             )
     return getattr(model, "_orig_mod", model)
-
-
-def _vanish(norm: nn.Module) -> None:
-    """Make a normalisation layer an identity, the same object still."""
-    norm.__class__ = nn.Identity
-    norm._parameters.clear()
-    norm._buffers.clear()
-
-
-def _leave_fast_path(module: nn.Module) -> None:
-    """Make torch's transformer call its layers in inference too, not only read their weights."""
-    if isinstance(module, nn.TransformerEncoder):
-        module.use_nested_tensor = False
-    elif isinstance(module, nn.TransformerEncoderLayer):
-        module.activation_relu_or_gelu = 0  # what the layer itself sets where it has no fast path

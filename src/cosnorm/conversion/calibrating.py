@@ -1,0 +1,181 @@
+"""Scales from a batch of data: a converted network whose activations keep the size they had.
+
+    scale = rms(z) / rms(c)      of every output over the batch; z before conversion, c after it
+
+A similarity has forgotten the lengths |x| and |w|; the scale puts their mean back, so a cosine
+layer whose inputs are all of one length computes what it did before. Layers are calibrated in the
+order in which they run, each on what the ones before it, already calibrated, give it.
+"""
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from cosnorm.conversion.layers import graft
+from cosnorm.conversion.norm_kinds import vanish
+from cosnorm.conversion.trial import Example, arguments_of, leave_fast_path
+from cosnorm.nn import CosineLinear
+
+Moments = tuple[Tensor, Tensor]
+
+
+class Calibration(NamedTuple):
+    """What a batch says, for the modules of the model that was not run: nothing is changed yet."""
+
+    scales: dict[nn.Module, Tensor]
+    statistics: dict[nn.Module, Moments]  # running mean and variance of batch norms
+
+
+class _Rehearsal:
+    """A copy of a model, on which the conversion is tried out."""
+
+    def __init__(self, model: nn.Module, batch: Example) -> None:
+        self.arguments, self.options = arguments_of(batch, "calibrate")
+        self.copy = copy.deepcopy(model).eval()
+        pairs = zip(model.modules(), self.copy.modules(), strict=True)
+        self.of = dict(pairs)  # the copy of each module
+        for module in self.copy.modules():
+            leave_fast_path(module)
+            if _keeps_statistics(module):
+                # By the batch, before as after: of a new model the running ones say nothing. What
+                # the norm then has is what the batch has.
+                module.training, module.momentum = True, 1.0  # pyright: ignore
+
+    def run(self, hooks: Mapping[nn.Module, Callable[..., Any]]) -> None:
+        """Call the copy, with a forward hook on some of its modules."""
+        handles = [module.register_forward_hook(hook) for module, hook in hooks.items()]
+        try:
+            with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+                warnings.simplefilter("ignore")
+                self.copy(*self.arguments, **self.options)
+        except Exception as error:
+            raise ValueError(
+                "calibrate must be a batch that the model takes, of several rows where it has "
+                f"batch norms; it raised {type(error).__name__}: {error}; pass the input, a tuple "
+                "of arguments or a dict of keyword arguments"
+            ) from error
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+@torch.no_grad()
+def calibrated(model: nn.Module, plan: Any, batch: Example) -> Calibration:
+    """The scales of the layers that `plan` converts, and the statistics of batch norms after it.
+
+    plan: a `cosnorm.conversion.planning.Plan`. Layers that the batch does not run have no scale,
+    nor have those whose outputs were all zero.
+
+    Raises ValueError for a batch that the model does not take or that gives no finite numbers, and
+    for one that runs none of the layers.
+    """
+    rehearsal = _Rehearsal(model, batch)
+    wanted = _sizes_before(rehearsal, plan)
+    _convert(rehearsal, plan)
+    scales: dict[nn.Module, Tensor] = {}
+    hooks = {
+        rehearsal.of[layer]: _scaling(layer, size, layer in plan.heads, scales)
+        for layer, size in wanted.items()
+    }
+    rehearsal.run(hooks)
+    kept = (module for module in model.modules() if module not in plan.dropped)
+    norms = [norm for norm in kept if _keeps_statistics(norm)]
+    statistics = {norm: _statistics(rehearsal.of[norm]) for norm in norms}
+    return Calibration(scales, statistics)
+
+
+def _sizes_before(rehearsal: _Rehearsal, plan: Any) -> dict[nn.Module, Tensor]:
+    """The root mean square of each output of the layers to be converted.
+
+    Where a norm that goes has followed a layer, it is that of the norm's.
+    """
+    sizes: dict[nn.Module, Tensor] = {}
+    makers = WeakTensorKeyDictionary()  # the layer of each output
+
+    def noted(original: nn.Module) -> Callable[..., None]:
+        def hook(layer: nn.Module, _: Any, output: Tensor) -> None:
+            makers[output] = original
+            sizes.setdefault(original, _rms(output, layer))
+
+        return hook
+
+    def replaced(norm: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        maker = makers.get(inputs[0])
+        if maker is not None:
+            sizes[maker] = _rms(output, rehearsal.of[maker])
+
+    hooks = {rehearsal.of[layer]: noted(layer) for layer in plan.patterns}
+    hooks |= {rehearsal.of[norm]: replaced for norm in plan.dropped}
+    rehearsal.run(hooks)
+    if not sizes:
+        raise ValueError(
+            f"calibrate must run layers that are converted; it ran none of {len(plan.patterns)}: "
+            "pass a batch that the whole model takes, or leave calibrate out"
+        )
+    for layer, size in sizes.items():
+        if not bool(size.isfinite().all()):
+            name = next(name for name, module in plan.names.items() if module is layer)
+            raise ValueError(
+                f"calibrate must give finite activations; the outputs of {name} have no finite "
+                "size: pass a batch as the model is trained on, and a model that is trained"
+            )
+    return {layer: size for layer, size in sizes.items() if bool((size > 0).any())}
+
+
+def _convert(rehearsal: _Rehearsal, plan: Any) -> None:
+    for layer, pattern in plan.patterns.items():
+        graft(rehearsal.of[layer], copy.deepcopy(pattern))
+        rehearsal.of[layer].scale = None  # pyright: ignore[reportArgumentType]
+    for layer in plan.fresh:
+        rehearsal.of[layer].reset_parameters()  # pyright: ignore[reportCallIssue]
+    for norm in plan.dropped:
+        vanish(rehearsal.of[norm])
+
+
+def _scaling(
+    original: nn.Module, wanted: Tensor, is_head: bool, scales: dict[nn.Module, Tensor]
+) -> Callable[..., Tensor]:
+    """A hook that finds a layer's scale when it first runs, and gives the scaled output."""
+
+    def hook(layer: nn.Module, _: Any, output: Tensor) -> Tensor:
+        if original not in scales:
+            scales[original] = _scale(wanted, _rms(output, layer), is_head)
+        scale = scales[original].to(output.dtype)
+        return output * scale.view(-1, *[1] * _dims(layer))
+
+    return hook
+
+
+def _scale(wanted: Tensor, found: Tensor, is_head: bool) -> Tensor:
+    """One number for a head, whose outputs are compared with each other; else one each."""
+    total = wanted.square().mean().sqrt() / found.square().mean().sqrt().clamp_min(1e-12)
+    if is_head:
+        return total.reshape(1)
+    usable = (wanted > 0) & (found > 0)
+    return torch.where(usable, wanted / torch.where(usable, found, 1.0), total)
+
+
+def _rms(output: Tensor, layer: nn.Module) -> Tensor:
+    """Of each output over rows and positions, in double precision."""
+    values = output.detach().double().movedim(-1 - _dims(layer), 0).flatten(1)
+    return values.square().mean(1).sqrt()
+
+
+def _dims(layer: nn.Module) -> int:
+    """Of space, which come after the outputs."""
+    is_linear = isinstance(layer, nn.Linear | CosineLinear) or not hasattr(layer, "kernel_size")
+    return 0 if is_linear else len(layer.kernel_size)  # pyright: ignore[reportArgumentType]
+
+
+def _keeps_statistics(module: nn.Module) -> bool:
+    return isinstance(module, _BatchNorm) and module.running_mean is not None
+
+
+def _statistics(norm: Any) -> Moments:
+    return norm.running_mean, norm.running_var

@@ -1,0 +1,205 @@
+"""convert(calibrate=batch): activations keep their size, the model its mode, and trains at once."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import cosnorm
+
+transformers = pytest.importorskip("transformers")
+
+
+def sizes_of(model, x):
+    """The root mean square of what each linear layer gives."""
+    sizes = []
+    layers = [m for m in model.modules() if hasattr(m, "in_features")]
+    hooks = [
+        layer.register_forward_hook(lambda m, i, y: sizes.append(float(y.square().mean().sqrt())))
+        for layer in layers
+    ]
+    with torch.no_grad():
+        model(x)
+    for hook in hooks:
+        hook.remove()
+    return sizes
+
+
+def deep():
+    layers = [part for _ in range(8) for part in (nn.Linear(12, 12), nn.GELU())]
+    return nn.Sequential(*layers, nn.Linear(12, 3)).double()
+
+
+def test_a_cosine_of_inputs_of_one_length_computes_what_the_product_did():
+    model = nn.Sequential(nn.Linear(6, 5, bias=False)).double()
+    x = 3 * F.normalize(torch.randn(20, 6, dtype=torch.float64), dim=1)
+    before = model(x)
+    cosnorm.convert(model, "cosine", head=None, calibrate=x[:4])
+    torch.testing.assert_close(model(x), before)
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "pearson"])
+def test_activations_keep_their_size(similarity):
+    model, x = deep(), torch.randn(64, 12, dtype=torch.float64)
+    left, before = copy.deepcopy(model), sizes_of(model, x)
+    cosnorm.convert(model, similarity, calibrate=x)
+    assert sizes_of(model, x) == pytest.approx(before, rel=1e-6)
+    cosnorm.convert(left, similarity)
+    assert sizes_of(left, x) != pytest.approx(before, rel=0.1)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_convolutions_are_scaled_channel_by_channel(dims, transposed):
+    kind = getattr(nn, f"Conv{'Transpose' if transposed else ''}{dims}d")
+    model = nn.Sequential(kind(3, 4, 2), nn.ReLU(), kind(4, 2, 2)).double()
+    x = torch.randn(5, 3, *[6] * dims, dtype=torch.float64)
+    over = (0, *range(2, dims + 2))
+    before = model[0](x).square().mean(over)
+    cosnorm.convert(model, "cosine", head=None, calibrate=x)
+    torch.testing.assert_close(model[0](x).square().mean(over), before)
+    assert model[0].scale.shape == (4,) and model[0].learn_scale == "per_output"
+
+
+def test_a_head_keeps_one_scale_and_the_account_tells():
+    model, x = deep(), torch.randn(64, 12, dtype=torch.float64)
+    account = cosnorm.convert(model, calibrate=x)
+    assert model[-1].scale.shape == (1,)
+    assert account[-1].reason == f"head: learned scale from {float(model[-1].scale.detach()):.3g}"
+    low, high = model[0].scale.detach().aminmax()
+    assert account[0].reason == f"learned scales from {float(low):.3g} to {float(high):.3g}"
+    assert "16.scale, 0.scale, 2.scale" in account.notes[0] and "2 more" in account.notes[0]
+    again = deep()
+    cosnorm.convert(again, calibrate=x)
+    again.load_state_dict(model.state_dict())
+    torch.testing.assert_close(again(x), model(x))
+    expected = model.eval()(x)
+    cosnorm.fold(model)
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_batch_norms_get_the_statistics_of_the_batch():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.9))
+    x = torch.randn(16, 3, 6, 6)
+    cosnorm.convert(model, calibrate=x)
+    assert all(module.training for module in model.modules())
+    assert model[1].momentum == 0.1
+    z = model[0](x)
+    torch.testing.assert_close(model[1].running_mean, z.mean((0, 2, 3)))
+    torch.testing.assert_close(model[1].running_var, z.var((0, 2, 3)))
+
+
+def test_what_the_batch_does_not_run_is_told():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.one(x)
+
+    model = Two()
+    account = {e.name: e for e in cosnorm.convert(model, head=None, calibrate=torch.randn(8, 4))}
+    assert account["one"].reason.startswith("learned scales from")
+    assert account["other"].reason.startswith("not calibrated: the batch does not run it")
+    assert model.other.scale is None
+
+
+def test_outputs_that_were_zero_are_not_made_zero_for_ever():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    nn.init.zeros_(model[2].weight)
+    nn.init.zeros_(model[2].bias)
+    account = cosnorm.convert(model, head=None, calibrate=torch.randn(8, 4))
+    assert "not calibrated" in account[1].reason and "initialised anew" in account[1].reason
+    assert float(model(torch.randn(8, 4)).detach().abs().max()) > 0
+
+
+@pytest.mark.parametrize(
+    ("batch", "kind", "told"),
+    [
+        ("text", TypeError, "calibrate must be a tensor, a tuple of arguments or a dict"),
+        (torch.randn(8, 5), ValueError, "calibrate must be a batch that the model takes"),
+        (torch.randn(1, 4), ValueError, "of several rows where it has batch norms; it raised"),
+        (torch.full((8, 4), torch.nan), ValueError, "the outputs of 0 have no finite size: pass"),
+    ],
+)
+def test_a_batch_that_says_nothing_changes_nothing(batch, kind, told):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(kind, match=told):
+        cosnorm.convert(model, calibrate=batch)
+    assert type(model[0]) is nn.Linear and not hasattr(model[0], "scale")
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+
+
+def test_a_model_of_which_no_converted_layer_runs_is_refused():
+    class Idle(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return x
+
+    with pytest.raises(ValueError, match="it ran none of 1: pass a batch that the whole model"):
+        cosnorm.convert(Idle(), calibrate=torch.randn(8, 4))
+
+
+def resnet50():
+    settings = {"embedding_size": 8, "hidden_sizes": [16, 24, 32, 48], "depths": [3, 4, 6, 3]}
+    config = transformers.ResNetConfig(**settings, num_labels=4)
+    return transformers.ResNetForImageClassification(config)
+
+
+def vit():
+    settings = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
+    settings |= {"image_size": 64, "patch_size": 16, "num_hidden_layers": 12}
+    config = transformers.ViTConfig(**settings, num_labels=4)
+    return transformers.ViTForImageClassification(config)
+
+
+def losses_of(model, x, y, steps):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model.train()
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x).logits, y)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("make", "similarity", "drop_norms", "layers"),
+    [
+        (resnet50, "cosine", True, 54 + 53),  # and as many batch norms, which go
+        (vit, "cosine", False, 74),
+        (vit, "pearson", False, 74),
+    ],
+)
+def test_fifty_layers_and_twelve_blocks_train_from_the_first_step(
+    make, similarity, drop_norms, layers
+):
+    torch.manual_seed(0)
+    model, y = make(), torch.arange(16) % 4
+    x = torch.randn(4, 3, 64, 64)[y] + 0.5 * torch.randn(16, 3, 64, 64)
+    plain = losses_of(copy.deepcopy(model), x, y, 1)[0]
+    account = cosnorm.convert(model, similarity, drop_norms=drop_norms, calibrate=x)
+    assert len(account.changed) == layers
+    losses = losses_of(model, x, y, 8)
+    assert losses[0] == pytest.approx(plain, abs=0.5)
+    assert max(losses) < losses[0] + 0.2  # no leap
+    assert sum(losses[-2:]) / 2 < 0.8 * losses[0]
+
+
+def test_where_a_norm_goes_its_size_is_kept():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    nn.init.constant_(model[1].weight, 2.5)
+    x = 7 * torch.randn(16, 3, 6, 6)
+    cosnorm.convert(model, drop_norms=True, head=None, calibrate=x)
+    size = model[0](x).square().mean((0, 2, 3)).sqrt()
+    torch.testing.assert_close(size, torch.full((4,), 2.5), rtol=1e-3, atol=0)

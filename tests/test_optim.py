@@ -1,0 +1,164 @@
+"""Weight decay spared, vectors of length one after each step, rates logged and translated."""
+
+import pytest
+import torch
+from torch import nn
+
+from cosnorm import optim
+from cosnorm.conversion import convert
+from cosnorm.nn import (
+    BatchNormLinear,
+    CosineConv2d,
+    CosineConvTranspose2d,
+    CosineLinear,
+    LayerNormLinear,
+    PearsonConv1d,
+    PearsonConvTranspose1d,
+    PearsonLinear,
+    WeightNormConv2d,
+)
+from cosnorm.optim import effective_lr, param_groups, project, project_after_step, translated_lr
+
+LAYERS = {
+    "cosine": (lambda: CosineLinear(6, 4), (5, 6)),
+    "pearson with bias": (lambda: PearsonLinear(6, 4, bias=True), (5, 6)),
+    "conv, groups": (lambda: CosineConv2d(4, 6, 3, groups=2, bias=True), (2, 4, 7, 7)),
+    "pearson conv": (lambda: PearsonConv1d(3, 5, 3), (2, 3, 9)),
+    "transposed, groups": (lambda: CosineConvTranspose2d(4, 6, 3, 2, groups=2), (2, 4, 5, 5)),
+    "pearson transposed": (lambda: PearsonConvTranspose1d(4, 6, 4, 2), (2, 4, 5)),
+    "weight": (lambda: WeightNormConv2d(4, 6, 3), (2, 4, 7, 7)),
+    "batch": (lambda: BatchNormLinear(6, 4), (5, 6)),
+}
+
+
+def filled(layer):
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=3.0)
+    return layer.double()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_projected_layer_computes_what_it_did(name):
+    make, shape = LAYERS[name]
+    layer, x = filled(make()), torch.randn(shape, dtype=torch.float64)
+    before = layer(x)
+    project(layer)
+    tolerance = 1e-4 if name == "batch" else 1e-12  # batch norm's epsilon is not free of scale
+    torch.testing.assert_close(layer(x), before, rtol=tolerance, atol=tolerance)
+    model = nn.Sequential(layer)
+    rates = effective_lr(model, torch.optim.SGD(model.parameters(), lr=0.3))
+    assert rates == {"0": pytest.approx(0.3)}
+
+
+def test_vectors_of_zeros_and_frozen_layers_stay():
+    model = nn.Sequential(CosineLinear(3, 2), CosineLinear(2, 2).requires_grad_(False))
+    with torch.no_grad():
+        model[0].weight[0] = 0
+        model[0].weight[1] = 2
+    frozen = model[1].weight.clone()
+    project(model)
+    assert model[0].weight[0].tolist() == [0, 0, 0]
+    assert float(model[0].weight[1].detach().norm()) == pytest.approx(1)
+    assert torch.equal(model[1].weight, frozen)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, torch.optim.RMSprop])
+def test_after_every_step_of_any_optimiser(kind):
+    model = nn.Sequential(PearsonLinear(6, 8), nn.ReLU(), CosineLinear(8, 3, bias=True, scale=5.0))
+    optimizer = kind(model.parameters(), lr=0.1)
+    handle = project_after_step(optimizer, model)
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.randn(10, 6)).square().mean().backward()
+        optimizer.step()
+        joint = torch.cat([model[2].weight, model[2].bias.unsqueeze(1)], 1)
+        return torch.cat([model[0].weight.norm(dim=1), joint.norm(dim=1)])
+
+    for _ in range(3):
+        torch.testing.assert_close(step(), torch.ones(11))
+    handle.remove()
+    assert not torch.allclose(step(), torch.ones(11))
+
+
+def test_an_optimiser_of_another_model_is_refused():
+    model, other = CosineLinear(3, 2), CosineLinear(3, 2)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="it updates none of 1: make it from this model's"):
+        project_after_step(optimizer, model)
+
+
+def test_groups_spare_what_has_no_length():
+    model = nn.Sequential(
+        PearsonLinear(4, 4, bias=True, learn_scale=True),
+        LayerNormLinear(4, 4, affine=True),
+        nn.Linear(4, 2),
+    )
+    decayed, spared = param_groups(model, 0.1)
+    assert decayed["weight_decay"] == 0.1 and spared["weight_decay"] == 0
+    assert {id(p) for p in decayed["params"]} == {id(model[1].weight), id(model[2].weight)}
+    every = {id(p) for p in model.parameters()}
+    assert {id(p) for g in (decayed, spared) for p in g["params"]} == every
+    optimizer = torch.optim.SGD([decayed, spared], lr=1.0)
+    before = [model[0].weight.clone(), model[2].weight.clone()]
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    assert torch.equal(model[0].weight, before[0])
+    torch.testing.assert_close(model[2].weight, 0.9 * before[1])
+
+
+def test_tied_weights_are_in_one_group_once():
+    model = nn.Sequential(CosineLinear(4, 4), CosineLinear(4, 4))
+    model[1].weight = model[0].weight
+    assert [len(group["params"]) for group in param_groups(model, 0.1)] == [1]
+
+
+@pytest.mark.parametrize("wrong", [-0.1, float("nan"), "0.1"])
+def test_a_decay_that_is_none(wrong):
+    with pytest.raises(ValueError, match="weight_decay must be a number of at least 0; got"):
+        param_groups(nn.Linear(2, 2), wrong)
+
+
+def test_a_translated_rate_moves_outputs_as_a_dot_product_does():
+    """One step on one output, by both layers: the same change, where x and w are far from alike."""
+    torch.manual_seed(1)
+    x = 3 * torch.randn(64, 400, dtype=torch.float64)
+    plain = nn.Linear(400, 1, bias=False).double()
+    cosine = CosineLinear(400, 1, scale=0.7).double()
+    cosine.load_state_dict(plain.state_dict())
+    lr = 1e-6  # small steps: a cosine is bounded, a product is not
+    rate = translated_lr(nn.Sequential(cosine), lr, x)["0"]
+
+    def change(layer, rate, row):
+        layer.zero_grad()
+        before = layer(row)
+        before.sum().backward()
+        with torch.no_grad():
+            moved = layer.weight - rate * layer.weight.grad
+            twin = layer.weight.clone()
+            layer.weight.copy_(moved)
+            after = layer(row)
+            layer.weight.copy_(twin)
+        return float(after - before.detach())
+
+    changes = [(change(plain, lr, row), change(cosine, rate, row)) for row in x.split(1)]
+    ratios = torch.tensor([b / a for a, b in changes])
+    assert float(ratios.median()) == pytest.approx(1, rel=0.1)
+
+
+def test_translation_leaves_the_model_as_it_was_and_says_what_it_cannot_do():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 2))
+    with pytest.raises(ValueError, match="it has 0 and ran none: convert it first"):
+        translated_lr(model, 0.1, torch.randn(3, 4))
+    convert(model)
+    model[1].eval()
+    assert translated_lr(model, 0.1, torch.randn(3, 4)).keys() == {"0", "2"}
+    assert [m.training for m in model] == [True, False, True]
+    assert not model[0]._forward_pre_hooks
+
+
+def test_the_room_is_found_from_the_top():
+    import cosnorm
+
+    assert cosnorm.optim is optim
