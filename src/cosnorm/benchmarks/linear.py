@@ -1,7 +1,0 @@
-"""The linear layers of `layers` alone."""
-
-from cosnorm.benchmarks import layers
-
-
-def main(argv: list[str]) -> int:
-    return layers.main(argv, ["linear"])

@@ -1,0 +1,258 @@
+"""Studies of test errors: learning rates, sizes of batches, steadiness, no normalisation."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from cosnorm.methods import METHODS
+from cosnorm.study.claims.figure import Panel, panel_of
+from cosnorm.study.claims.study import Row, Setting, Study, means
+from cosnorm.study.data import Dataset
+from cosnorm.study.report.verdicts import mean_interval, standard_error, verdict_of
+from cosnorm.study.runs.config import Config
+from cosnorm.study.runs.presets import learning_rate
+from cosnorm.study.runs.storage import Storage
+from cosnorm.study.train.train import Outcome
+
+OURS, OTHERS = ("pearson", "cosine"), ("batch", "weight", "layer")
+STEADY_MARGIN = 0.3  # of log10 of a variance: a factor of two
+_ERROR = "test error (%)"
+
+
+class _Errors(Study):
+    def rows(
+        self, config: Config, folder: Storage, dataset: Dataset, outcome: Outcome
+    ) -> list[Row]:
+        summary = outcome.summary
+        assert summary is not None
+        is_steady = summary["window"]["evaluations"] > 1  # a single one has no variance
+        return [
+            {
+                "method": config.method,
+                "seed": config.seed,
+                "lr": config.lr,
+                "batch_size": config.batch_size,
+                "test_error": summary["test_error_mean"],
+                "variance": summary["test_error_variance"] if is_steady else None,
+            }
+        ]
+
+
+class LearningRates(_Errors):
+    """Error against rate, the grid widened until every method's lowest error lies inside it."""
+
+    name = "learning-rates"
+    claim = (
+        "Cosine and Pearson can use larger learning rates than the other methods (10 against 1)."
+    )
+    factor = math.sqrt(10)
+    most = 6  # times that the grid is widened at either end
+
+    def grid(self) -> list[float]:
+        """0.01 to 316 in steps of √10."""
+        return [_round(0.01 * self.factor**k) for k in range(10)]
+
+    def configs(self, setting: Setting) -> list[Config]:
+        return self._at(setting, {method: self.grid() for method in setting.methods})
+
+    def more(self, rows: Sequence[Row], setting: Setting) -> list[Config]:
+        wider = {}
+        for method, errors in means(rows, "lr", "test_error").items():
+            tried = sorted({row["lr"] for row in rows if row["method"] == method})
+            best = min(errors, key=lambda lr: errors[lr], default=None)
+            if len(tried) >= len(self.grid()) + 2 * self.most:
+                continue
+            if best is None or best == tried[0]:
+                wider[method] = [_round(tried[0] / self.factor)]
+            elif best == tried[-1]:
+                wider[method] = [_round(tried[-1] * self.factor)]
+        return self._at(setting, wider)
+
+    def _at(self, setting: Setting, rates: Mapping[str, Sequence[float]]) -> list[Config]:
+        return [
+            setting.config(method, seed, lr=lr)
+            for seed in range(setting.seeds)
+            for method in rates
+            for lr in rates[method]
+        ]
+
+    def findings(self, rows: Sequence[Row], tested: int) -> list[str]:
+        told, largest = [], {}
+        for method, errors in means(rows, "lr", "test_error").items():
+            if not errors:
+                told.append(f"{method}: no rate at which every seed trains.")
+                continue
+            best = min(errors, key=lambda lr: errors[lr])
+            limit = errors[best] + 2 * standard_error(errors[best], tested)
+            usable = [lr for lr in errors if errors[lr] <= limit]
+            largest[method] = max(usable)
+            told.append(
+                f"{method}: lowest error {errors[best]:.2f} % at {best:g}; usable (within two "
+                f"test-set standard errors of it) from {min(usable):g} to {max(usable):g}."
+            )
+        ours = [largest[m] for m in OURS if m in largest]
+        others = [largest[m] for m in OTHERS if m in largest]
+        if ours and others:
+            holds = min(ours) > max(others)
+            told.append(
+                f"The claim {'holds' if holds else 'does not hold'}: the largest usable rate is "
+                f"{min(ours):g} or more for cosine and Pearson, {max(others):g} or less for "
+                "batch, weight and layer."
+            )
+        return told
+
+    def panels(self, rows: Sequence[Row]) -> list[Panel]:
+        words = "learning rate", _ERROR
+        return [panel_of(rows, "Error against rate", "lr", "test_error", words, "xy")]
+
+
+class BatchSize(_Errors):
+    """Error against the size of batches, the rate in proportion to it."""
+
+    name = "batch-size"
+    claim = "Cosine and Pearson do not depend on batch statistics, so not on the size of batches."
+    epochs = 5
+    quick_epochs = 1
+    sizes = (1, 2, 4, 10, 32, 100, 1000)
+
+    def configs(self, setting: Setting) -> list[Config]:
+        return [
+            setting.config(
+                method, seed, batch_size=size, lr=_round(learning_rate(method) * size / 100)
+            )
+            for seed in range(setting.seeds)
+            for method in setting.methods
+            for size in self.sizes
+            if size > 1 or not METHODS[method].over_batch
+        ]
+
+    def findings(self, rows: Sequence[Row], tested: int) -> list[str]:
+        told = []
+        for method, errors in means(rows, "batch_size", "test_error").items():
+            small, paper = errors.get(2), errors.get(100)
+            if small is None or paper is None:
+                told.append(f"{method}: not every seed trains with batches of 2 and of 100.")
+                continue
+            limit = 2 * standard_error(paper, tested)
+            word = "does not depend" if abs(small - paper) <= limit else "depends"
+            told.append(
+                f"{method} {word} on the size: {small:.2f} % with batches of 2, {paper:.2f} % with "
+                f"100 (within two test-set standard errors: {limit:.2f})."
+            )
+        single = [m for m in dict.fromkeys(row["method"] for row in rows) if METHODS[m].over_batch]
+        return [*told, *(f"{m} cannot train with batches of 1." for m in single)]
+
+    def panels(self, rows: Sequence[Row]) -> list[Panel]:
+        words = "rows of a batch", _ERROR
+        return [panel_of(rows, "Error against batch", "batch_size", "test_error", words, "xy")]
+
+
+class Steadiness(_Errors):
+    """The variance of the test error from one evaluation to the next, at the end of training."""
+
+    name = "steadiness"
+    claim = (
+        "The test error of cosine and Pearson is steadier than that of the others, batch norm "
+        "above all."
+    )
+    quick_epochs = 20  # whose window has five evaluations: one has no variance
+
+    def findings(self, rows: Sequence[Row], tested: int) -> list[str]:
+        told = []
+        for ours in OURS:
+            for other in OTHERS:
+                differences = paired(rows, ours, other, "variance", log_variance)
+                interval = mean_interval(differences)
+                verdict = verdict_of(interval, STEADY_MARGIN)
+                if interval is None or not differences:
+                    told.append(f"{ours} against {other}: too few seeds for a verdict.")
+                    continue
+                words = {"better": "steadier", "worse": "less steady", "equivalent": "as steady"}
+                told.append(
+                    f"{ours} against {other}: {words.get(verdict, 'undecided')}, its variance "
+                    f"{10**interval.low:.2g} to {10**interval.high:.2g} times as large."
+                )
+        return told
+
+    def panels(self, rows: Sequence[Row]) -> list[Panel]:
+        words = "seed", "variance of the test error"
+        return [panel_of(rows, "Steadiness", "seed", "variance", words, "y")]
+
+
+class Normalisation(_Errors):
+    """No normalisation at several rates, beside every method at the paper's rate."""
+
+    name = "normalisation"
+    claim = "Networks without any normalisation do much worse."
+    rates = (0.01, 0.0316, 0.1, 0.316, 1.0)
+
+    def configs(self, setting: Setting) -> list[Config]:
+        others = [m for m in setting.methods if m != "none"]
+        return [
+            *(setting.config(m, seed) for seed in range(setting.seeds) for m in others),
+            *(
+                setting.config("none", seed, lr=lr)
+                for seed in range(setting.seeds)
+                for lr in self.rates
+            ),
+        ]
+
+    def findings(self, rows: Sequence[Row], tested: int) -> list[str]:
+        plain = [row for row in rows if row["method"] == "none"]
+        told = []
+        for lr in self.rates:
+            here = [row for row in plain if row["lr"] == lr]
+            errors = [row["test_error"] for row in here if row["test_error"] is not None]
+            if here:
+                whole = len(errors) == len(here)
+                mean = f"{sum(errors) / len(errors):.2f} %" if whole else "diverges"
+                told.append(f"none at {lr:g}: {mean}.")
+        paper = [row for row in rows if row["method"] != "none" or row["lr"] == 0.1]
+        for method in dict.fromkeys(row["method"] for row in paper if row["method"] != "none"):
+            told.append(self._against(paper, method, tested))
+        return told
+
+    def _against(self, rows: Sequence[Row], method: str, tested: int) -> str:
+        differences = paired(rows, "none", method, "test_error", lambda error: error)
+        interval = mean_interval(differences)
+        if interval is None:
+            return f"none against {method}: too few seeds for a verdict."
+        errors = [row["test_error"] for row in rows if row["method"] in ("none", method)]
+        known = [error for error in errors if error is not None]
+        margin = standard_error(sum(known) / len(known), tested)
+        verdict = verdict_of(interval, margin)
+        much = ", and much" if interval.low > 10 * margin else ""
+        return (
+            f"none against {method}: {verdict}{much}, {interval.low:+.2f} to "
+            f"{interval.high:+.2f} points (margin {margin:.2f})."
+        )
+
+    def panels(self, rows: Sequence[Row]) -> list[Panel]:
+        return [
+            panel_of(
+                rows, "Error against rate", "lr", "test_error", ("learning rate", _ERROR), "x"
+            ),
+            panel_of(rows, "Every method", "seed", "test_error", ("seed", _ERROR)),
+        ]
+
+
+def paired(rows: Sequence[Row], first: str, second: str, key: str, scale) -> list[float]:
+    """First minus second of `scale(value)`, for every seed that both have a value of."""
+    found: dict[str, dict[int, float]] = {first: {}, second: {}}
+    for row in rows:
+        if row["method"] in found and row[key] is not None:
+            found[row["method"]][row["seed"]] = scale(row[key])
+    ours, theirs = found[first], found[second]
+    return [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+
+
+def log_variance(variance: float) -> float:
+    """log10, of a variance that may be 0: the least that one wrong row in 10,000 can make."""
+    return math.log10(max(variance, 1e-6))
+
+
+def _round(rate: float) -> float:
+    """Three digits, so that a rate is the same however it was reached."""
+    return float(f"{rate:.3g}")
+
+
+STUDIES = (LearningRates, BatchSize, Steadiness, Normalisation)

@@ -1,0 +1,83 @@
+"""A study's figure: panels with a line for each method, the mean over seeds in a band of all."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cosnorm.study.report.figures import new_figure, print_style, saved
+from cosnorm.study.report.style import looks
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One drawing: for each method and x, the value of every seed.
+
+    log: the axes that are logarithmic, "x", "y" or "xy". Words on the x axis are drawn in order.
+    """
+
+    title: str
+    x: str
+    y: str
+    values: Mapping[str, Mapping[Any, Sequence[float]]]
+    log: str = ""
+
+
+def panel_of(
+    rows: Sequence[Mapping[str, Any]], title: str, key: str, value: str, words: tuple[str, str],
+    log: str = "",
+) -> Panel:  # fmt: skip
+    """A panel of `value` against `key`; what a row has no number for is left out."""
+    values: dict[str, dict[Any, list[float]]] = {}
+    for row in rows:
+        if row[value] is not None:
+            values.setdefault(row["method"], {}).setdefault(row[key], []).append(row[value])
+    return Panel(title, *words, values, log)
+
+
+def figure_files(panels: Sequence[Panel]) -> dict[str, bytes]:
+    """PNG and PDF by suffix."""
+    with print_style():
+        columns = min(2, len(panels))
+        lines = -(-len(panels) // columns)
+        figure, axes = new_figure(columns, lines, 3.6 * columns, 2.8 * lines + 0.4)
+        for ax, panel in zip(axes.flat, panels, strict=True):
+            _draw(ax, panel)
+        methods = dict.fromkeys(m for panel in panels for m in panel.values)
+        shown = {line.get_label(): line for ax in axes.flat for line in ax.get_lines()}
+        figure.legend(
+            [shown[m] for m in methods], list(methods), loc="outside lower center", frameon=False,
+            ncols=3,
+        )  # fmt: skip
+        return saved("", figure)
+
+
+def _draw(ax: "Axes", panel: Panel) -> None:
+    styles = looks(list(panel.values))
+    for method, by_x in panel.values.items():
+        xs = list(by_x) if _has_words(panel) else sorted(by_x)
+        means = [statistics.fmean(by_x[x]) for x in xs]
+        look = styles[method]
+        style: Any = (0, look.dashes) if look.dashes else "-"
+        ax.plot(xs, means, color=look.light, linestyle=style, linewidth=1.2, label=method)
+        low, high = [min(by_x[x]) for x in xs], [max(by_x[x]) for x in xs]
+        ax.fill_between(xs, low, high, color=look.light, alpha=0.15, linewidth=0)
+    if "x" in panel.log and not _has_words(panel):
+        ax.set_xscale("log")
+        ax.xaxis.set_major_formatter("{x:g}")
+    if "y" in panel.log and any(v > 0 for by_x in panel.values.values() for v in _all(by_x)):
+        ax.set_yscale("log")
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.yaxis.set_minor_formatter("")
+    ax.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)
+
+
+def _has_words(panel: Panel) -> bool:
+    return any(isinstance(x, str) for by_x in panel.values.values() for x in by_x)
+
+
+def _all(by_x: Mapping[Any, Sequence[float]]) -> list[float]:
+    return [value for values in by_x.values() for value in values]

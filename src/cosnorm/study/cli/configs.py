@@ -1,0 +1,86 @@
+"""From what is given on the command line to the settings of runs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from cosnorm.methods import METHODS, PAPER_METHODS
+from cosnorm.study.cli.settings import chosen_device
+from cosnorm.study.names import DATASETS
+from cosnorm.study.runs.config import Config
+from cosnorm.study.runs.errors import ConfigError
+from cosnorm.study.runs.presets import idle_settings
+
+
+def configured(
+    dataset: str,
+    method: str,
+    seed: int,
+    epochs: int | None,
+    steps: int | None,
+    settings: dict[str, Any],
+) -> Config:
+    """The settings of one run, from what was given on the command line."""
+    from cosnorm.study.runs.presets import configure
+
+    if not dataset.strip():
+        raise ConfigError("--dataset is empty: give the name of a set, an .npz file or a folder")
+    device = chosen_device(settings.get("device"))
+    place = dataset if dataset in DATASETS else str(Path(dataset).expanduser().resolve())
+    others = {key: value for key, value in settings.items() if key != "device"}
+    return configure(place, method, seed, device=device, epochs=epochs, steps=steps, **others)
+
+
+def all_configured(
+    dataset: str,
+    methods: Sequence[str],
+    seeds: int,
+    epochs: int | None,
+    steps: int | None,
+    settings: dict[str, Any],
+) -> list[Config]:
+    """Every method with every seed; affine goes to the methods that have it, if any has."""
+    some = any(METHODS[method].affine for method in methods)
+    skipping = {**settings, "affine": None}
+    return [
+        configured(dataset, method, seed, epochs, steps, chosen)
+        for method in methods
+        for chosen in [skipping if some and not METHODS[method].affine else settings]
+        for seed in range(seeds)
+    ]
+
+
+def check_used(configs: Sequence[Config], settings: dict[str, Any]) -> None:
+    """Refuse a setting that was given and does nothing in any of the runs."""
+    for key, value in settings.items():
+        if value is None:
+            continue
+        needs = [idle_settings(config).get(key) for config in configs]
+        if needs and None not in needs:
+            flag = f"--{key.replace('_', '-')}"
+            raise ConfigError(f"{flag} does nothing here, as it needs {needs[0]}: leave it out")
+
+
+def tell_of_affine(methods: Sequence[str], settings: dict[str, Any]) -> None:
+    """Say where `--affine` has no part."""
+    having = [method for method in methods if METHODS[method].affine]
+    others = [method for method in methods if not METHODS[method].affine]
+    if settings.get("affine") and others:
+        typer.echo(
+            f"cosnorm: --affine is for {', '.join(having)}; {', '.join(others)} "
+            f"{'has' if len(others) == 1 else 'have'} no affine, and none is recorded there",
+            err=True,
+        )
+
+
+def chosen_methods(given: str | None) -> Sequence[str]:
+    """The methods named in a list with commas; the paper's where none is given."""
+    if given is None:
+        return PAPER_METHODS
+    named = list(dict.fromkeys(name.strip() for name in given.split(",") if name.strip()))
+    unknown = [name for name in named if name not in METHODS]
+    if unknown or not named:
+        raise ConfigError(f"methods must be some of {','.join(METHODS)}; got {given!r}")
+    return named

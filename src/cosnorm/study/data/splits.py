@@ -1,0 +1,38 @@
+"""Random choices that must never change: which rows are test rows, which are dropped.
+
+They use numpy's RandomState, whose streams are frozen for ever; Generator's are not.
+"""
+
+import numpy as np
+
+SPLIT_SEED = 20171009
+TEST_SHARE = 0.2
+
+
+def stratified_test_rows(labels: np.ndarray, share: float = TEST_SHARE) -> np.ndarray:
+    """A fixed mask of test rows: of each class's n rows, round(share·n), at least one of two.
+
+    A class with a single row keeps it for training, so that every class can be learned.
+    """
+    random = np.random.RandomState(SPLIT_SEED)
+    mask = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels):
+        rows = random.permutation(np.flatnonzero(labels == label))
+        count = min(max(1, round(share * len(rows))), len(rows) - 1)
+        mask[rows[:count]] = True
+    return mask
+
+
+def kept_rows(total: int, keep: int, seed: int) -> np.ndarray:
+    """`keep` of `total` row numbers at random by `seed`, in ascending order; all if no more."""
+    if total <= keep:
+        return np.arange(total)
+    return np.sort(np.random.RandomState(seed).permutation(total)[:keep])
+
+
+def held_out_note(name: str, test: int, total: int) -> str:
+    """What is said wherever the test part is one that was held out here."""
+    return (
+        f"{name} has no test part: {test:,} of its {total:,} examples, a fifth of each class by a "
+        "fixed seed, are held out as one"
+    )

@@ -1,0 +1,1 @@
+"""What a finished run is for: predictions, and exports to other programs."""
