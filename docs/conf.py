@@ -1,0 +1,77 @@
+"""The site: Markdown by MyST, the API by autodoc, the theme Furo. `make docs` builds it."""
+
+import re
+import textwrap
+from typing import Any
+
+from cosnorm import __version__
+
+project = "cosnorm"
+author = "The cosnorm authors"
+copyright = author
+version = release = __version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+]
+
+myst_enable_extensions = ["deflist", "colon_fence"]
+myst_heading_anchors = 4
+
+html_theme = "furo"
+html_title = f"cosnorm {version}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_favicon = "_static/mark.svg"
+html_copy_source = False
+html_theme_options = {
+    "light_logo": "mark.svg",
+    "dark_logo": "mark.svg",
+    "light_css_variables": {
+        "color-brand-primary": "#0b5e8e",
+        "color-brand-content": "#0b5e8e",
+        "color-brand-visited": "#5a4a8a",
+    },
+    "dark_css_variables": {
+        "color-brand-primary": "#6cb8e6",
+        "color-brand-content": "#6cb8e6",
+        "color-brand-visited": "#b3a4e0",
+    },
+}
+pygments_style = "friendly"
+pygments_dark_style = "github-dark"
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+copybutton_exclude = ".linenos, .gp, .go"
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+maximum_signature_line_length = 60
+python_use_unqualified_type_names = True
+default_role = "code"
+napoleon_use_rtype = False
+
+
+def _marked(_app: Any, _what: str, _name: str, _obj: object, _options: Any, lines: list) -> None:
+    """Docstrings are written to be read in the source; here they get the marks that Sphinx wants.
+
+    |x| is a length and no substitution; an indented paragraph is a formula or code; a paragraph of
+    `name: what it is` lists arguments.
+    """
+    text = re.sub(r"(?<!\\)\|", r"\|", "\n".join(lines))
+    paragraphs = re.split(r"\n{2,}", text.strip("\n"))
+    for number, paragraph in enumerate(paragraphs):
+        if paragraph.startswith("    "):
+            paragraphs[number] = "::\n\n" + paragraph.replace(r"\|", "|")
+        elif re.match(r"[a-z_][a-z_, ]*: ", paragraph):
+            paragraphs[number] = "Args:\n" + textwrap.indent(paragraph, "    ")
+    lines[:] = "\n\n".join(paragraphs).split("\n")
+
+
+def setup(app: Any) -> None:
+    app.connect("autodoc-process-docstring", _marked, priority=400)  # before napoleon

@@ -1,0 +1,91 @@
+"""What seeds cost that train as one: the time of several beside the time of a single run.
+
+    PYTHONPATH=src python -m tools.seeds --data DIR --out results/h200/seeds.json
+
+Each is a whole run as `cosnorm compare` makes it: data at hand, then network, capture, training,
+evaluations, checkpoints and files. One and several take turns, and the ratio of each turn counts;
+the first turn, in which libraries are loaded, does not.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cosnorm.methods import METHODS
+from cosnorm.study.runs.config import Config
+from cosnorm.study.runs.environment import environment
+from cosnorm.study.runs.presets import configure
+from cosnorm.study.runs.storage import LocalStorage
+from cosnorm.study.train.launchers import InProcess, Job
+
+
+def seconds_of(launcher: InProcess, configs: Sequence[Config]) -> float:
+    """The time of the runs, from the call to the last file."""
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = [Job(config, LocalStorage(Path(folder) / config.name)) for config in configs]
+        begun = time.perf_counter()
+        statuses = {outcome.status for _, outcome in launcher(jobs)}
+        taken = time.perf_counter() - begun
+    if statuses != {"done"}:
+        raise SystemExit(f"a time is one of runs that are done; got {', '.join(statuses)}")
+    return taken
+
+
+def measured(config: Config, seeds: int, turns: int, launcher: InProcess) -> dict[str, Any]:
+    """The times of one run and of `seeds` of them as one, in turn, and their ratios."""
+    many = [replace(config, seed=seed) for seed in range(seeds)]
+    pairs = [(seconds_of(launcher, [config]), seconds_of(launcher, many)) for _ in range(turns + 1)]
+    one, several = zip(*pairs[1:], strict=True)
+    ratios = [b / a for a, b in pairs[1:]]
+    return {
+        "method": config.method,
+        "one_seconds": one,
+        "several_seconds": several,
+        "ratio": statistics.median(ratios),
+        "ratio_low": min(ratios),
+        "ratio_high": max(ratios),
+    }
+
+
+def parsed(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--data", type=Path, help="where the data sets lie")
+    parser.add_argument("--out", type=Path, help="a file for the result, besides the output")
+    parser.add_argument("--dataset", default="mnist")
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--width", type=int, help="units of hidden layers; default: the paper's")
+    parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> None:
+    arguments = parsed(argv)
+    launcher = InProcess(data_dir=arguments.data, batch_seeds="on")
+    rows = []
+    for method in arguments.methods.split(","):
+        settings = {"epochs": arguments.epochs, "width": arguments.width, "sparse": False}
+        config = configure(arguments.dataset, method, device=arguments.device, **settings)
+        rows.append(measured(config, arguments.seeds, arguments.turns, launcher))
+        print(f"{method}: {rows[-1]['ratio']:.2f} × one", file=sys.stderr, flush=True)
+    keys = ("dataset", "seeds", "epochs", "turns", "width")
+    told = {key: getattr(arguments, key) for key in keys}
+    text = json.dumps(
+        {**told, "environment": environment(arguments.device), "rows": rows}, indent=2
+    )
+    print(text)
+    if arguments.out:
+        arguments.out.write_text(f"{text}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,302 @@
+"""Writes the tables of README.md and of pages in docs/ from the files in results/.
+
+    python -m tools.tables            rewrite what stands between the markers
+    python -m tools.tables --check    exit 1 if that would change anything
+
+A marker is `<!-- table: NAME -->`, a line of its own, and `<!-- end -->` closes it.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tools import (
+    choices,
+    columns,
+    figures,
+    finetuning,
+    optimisers,
+    reproduction,
+    studies,
+    words,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = (
+    "README.md",
+    "docs/speed.md",
+    "docs/reproduction.md",
+    "docs/which.md",
+    "docs/fine-tuning.md",
+    "docs/optimisers.md",
+)
+MARKER = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def _load(name: str) -> dict[str, Any]:
+    return json.loads((ROOT / "results" / name).read_text())
+
+
+def _each(pattern: str) -> list[str]:
+    """Files that were measured one after another."""
+    results = ROOT / "results"
+    return sorted(str(path.relative_to(results)) for path in results.glob(pattern))
+
+
+def _told(rows: str, where: str) -> str:
+    return f"{rows}\n\n{where}"
+
+
+def _where(report: dict[str, Any]) -> str:
+    facts = report["provenance"]
+    machine = facts.get("gpu") or f"{facts['processor']}, {facts['threads']} threads"
+    parts = [machine, f"torch {facts['torch']}", facts["date"]]
+    if facts.get("driver"):
+        parts.insert(1, f"driver {facts['driver']}")
+    if facts.get("commit"):
+        parts.append(f"commit {facts['commit']}")
+    return ", ".join(parts)
+
+
+def _title(result: dict[str, Any]) -> str:
+    n, c, side = result["size"]
+    if result["kind"] == "linear":
+        return f"linear {c}→{side}, {n} rows"
+    layout = "NHWC" if result["layout"] == "channels_last" else "NCHW"
+    return f"conv 3×3, N{n} {c}→{c} {side}² {layout}"
+
+
+MODES = {
+    "both": "forward + backward",
+    "forward": "forward",
+    "backward": "backward",
+    "folded": "forward, weights folded",
+}
+
+
+def layers(file: str, names: tuple[str, ...] | None = None, mode: str = "both") -> str:
+    """Ratios to the plain layer with ReLU."""
+    report = _load(file)
+    results = [_plainly(r) for r in report["results"] if r["mode"] == mode]
+    chosen = names or tuple(dict.fromkeys(n for r in results for n in r["providers"]))
+    chosen = tuple(n for n in chosen if any(n in r["providers"] for r in results))
+    lines = _head(f"{MODES[mode]}, ratio to the plain layer + ReLU", results)
+    for name in (n for n in chosen if n != "plain"):
+        cells = [_cell(result["providers"].get(name)) for result in results]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    lines += ["", f"20 % to 80 % quantiles in brackets. {_where(report)}."]
+    return "\n".join(lines)
+
+
+def _head(what: str, results: list[dict[str, Any]]) -> list[str]:
+    """A column for each size."""
+    titles = " | ".join(map(_title, results))
+    return [f"| {what} | {titles} |", "|---" * (len(results) + 1) + "|"]
+
+
+def _plainly(result: dict[str, Any]) -> dict[str, Any]:
+    """With one name for the plain layer, of whatever kind."""
+    plain = f"{result['kind']}+relu"
+    rows = {name.replace(plain, "plain"): row for name, row in result["providers"].items()}
+    return {**result, "providers": rows}
+
+
+def _cell(row: dict[str, float] | None) -> str:
+    if row is None:
+        return ""
+    return f"{row['ratio']:.2f} ({row['ratio_q20']:.2f}–{row['ratio_q80']:.2f})"
+
+
+def memory(file: str) -> str:
+    report = _load(file)
+    results = [r["providers"] for r in report["results"]]
+    rows = [(n, row) for providers in results for n, row in providers.items()]
+    names = dict.fromkeys(n for n, row in rows if "held_ratio" in row and "+relu" not in n)
+    lines = _head("bytes held for backward, ratio", report["results"])
+    for name in names:
+        cells = [f"{r[name]['held_ratio']:.2f}" if name in r else "" for r in results]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", f"{_where(report)}."])
+
+
+def network(file: str) -> str:
+    report = _load(file)
+    lines = ["| method | ratio to no normalisation | ms a step |", "|---|---|---|"]
+    for name, row in report["results"].items():
+        lines.append(f"| {name} | {_cell(row)} | {row['microseconds'] / 1e3:.2f} |")
+    return "\n".join([*lines, "", f"20 % to 80 % quantiles in brackets. {_where(report)}."])
+
+
+def trial(file: str) -> str:
+    """Whole models in a first trial: medians, without the spread that `models` shows."""
+    report = _load(file)
+    heads = "as it is, ms | cosine | pearson | GPU busy, ms: as it is, cosine, pearson | commit"
+    lines = [f"| model, mode | {heads} |", "|---" * 6 + "|"]
+    for row in report["models"]:
+        plain = row["plain"]["ms"]
+        found = [row.get(name) for name in ("plain", "cosine", "pearson")]
+        ratios = [f"{each['ms'] / plain:.2f}" if each else "" for each in found[1:]]
+        busy = ", ".join(f"{each['busy_ms']:.1f}" for each in found if each)
+        cells = [f"{row['model']}, {row['mode']}", f"{plain:.1f}", *ratios, busy, row["commit"]]
+        lines.append("| " + " | ".join(cells) + " |")
+    facts = report["provenance"]
+    return "\n".join([*lines, "", f"{facts['gpu']}, torch {facts['torch']}, {facts['date']}."])
+
+
+def ratios(file: str) -> str:
+    """Whole models in short: the time of a step against that of the model as it is."""
+    report = _load(file)
+    lines = ["| model, mode | cosine | pearson |", "|---|---|---|"]
+    for row in report["models"]:
+        plain = row["plain"]["ms"]
+        cells = [f"{row[n]['ms'] / plain:.2f}" if row.get(n) else "" for n in ("cosine", "pearson")]
+        lines.append(f"| {row['model']}, {row['mode']} | {' | '.join(cells)} |")
+    facts = report["provenance"]
+    return "\n".join([*lines, "", f"{facts['gpu']}, torch {facts['torch']}, {facts['date']}."])
+
+
+def models(*files: str) -> str:
+    """Converted models against themselves as they are, a row for each mode."""
+    reports = [_load(file) for file in files]
+    results = [result for report in reports for result in report["results"]]
+    heads = "as it is, ms | | ratio | GPU busy, ms | peak GB | kernels, another batch"
+    lines = [f"| model, mode | {heads} |", "|---" * 7 + "|"]
+    for result in results:
+        plain = result["variants"]["plain"]
+        title = f"{Path(result['model']).name}, {result['mode']}"
+        for variant, row in result["variants"].items():
+            if variant == "plain":
+                continue
+            first = f"| {title} | {plain['microseconds'] / 1e3:.1f} | {variant} | {_cell(row)} "
+            pairs = [("busy_ms", 1, 1), ("peak_bytes", 1e9, 2)]
+            cells = [_against(plain.get(k), row.get(k), unit, n) for k, unit, n in pairs]
+            kernels = row["kernels"]
+            cells.append(f"{kernels['first']}, {kernels['another_batch']}" if kernels else "")
+            lines.append(first + "| " + " | ".join(cells) + " |")
+            title = ""
+    numbers = "{autocast}, batch {batch} at {size}".format_map(results[0])
+    told = "Forward, backward and SGD; 20 % to 80 % quantiles in brackets"
+    return "\n".join([*lines, "", f"{told}; {numbers}. {_where(reports[0])}."])
+
+
+def _against(plain: float | None, here: float | None, unit: float, digits: int) -> str:
+    """A figure of the model as it is, and of the converted one."""
+    if plain is None or here is None:
+        return ""
+    return f"{plain / unit:.{digits}f} → {here / unit:.{digits}f}"
+
+
+def training(*files: str) -> str:
+    """The rate of a run against that of its step alone."""
+    reports = [_load(file) for file in files]
+    lines = ["| run | ratio to its bare step | images a second of that step |", "|---|---|---|"]
+    for report in reports:
+        for name, row in report["results"].items():
+            spread = f"{min(row['ratios']):.2f}–{max(row['ratios']):.2f}"
+            lines.append(f"| {name} | {row['ratio']:.2f} ({spread}) | {row['bare']:,.0f} |")
+    return "\n".join(
+        [*lines, "", f"Least and most of the rounds in brackets. {_where(reports[0])}."]
+    )
+
+
+def trials(*folders: str) -> str:
+    """Test errors of single runs, a column for each folder."""
+    found: dict[str, dict[str, str]] = {}
+    for folder in folders:
+        for path in sorted((ROOT / "results" / folder).glob("*/summary.json")):
+            run = json.loads(path.read_text())
+            row = found.setdefault(run["config"]["method"], {})
+            row[folder] = f"{run['test_error_mean']:.2f}"
+    titles = [reproduction.NAMES[Path(folder).name] for folder in folders]
+    rows = [[method, *(row.get(f, "") for f in folders)] for method, row in found.items()]
+    return reproduction.table(["method", *(f"{title}, test error %" for title in titles)], rows)
+
+
+def runs(*folders: str) -> str:
+    """Whole runs by their summaries: length, time and result."""
+    lines = ["| run | epochs | seconds | test error | commit |", "|---" * 5 + "|"]
+    for folder in folders:
+        for path in sorted((ROOT / "results" / folder).glob("*/summary.json")):
+            run = json.loads(path.read_text())
+            config, window = run["config"], run["window"]
+            lines.append(
+                f"| {config['dataset']} {config['method']} | {config['epochs']} "
+                f"| {run['seconds']:.1f} | {run['test_error_mean']:.2f} %, mean of the last "
+                f"{window['count']} | {run['environment']['commit'][:7]} |"
+            )
+    return "\n".join(lines)
+
+
+EAGER = (
+    "batch", "layer", "weight", "cosine", "pearson", "cosine, ones kernel",
+    "pearson, ones kernel", "cosine, normalize", "pearson, normalize",
+)  # fmt: skip
+FORMULAS = tuple(f"{m}, {f}" for f in ("bare formula", "formula") for m in ("cosine", "pearson"))
+COMPILED = tuple(
+    f"{n}, compiled" for n in ("plain", "batch", "layer", "cosine", "pearson", *FORMULAS)
+)
+OURS = ("batch", "cosine", "pearson", "cosine, ones kernel", "pearson, ones kernel")
+SHORT = ("batch", "batch, compiled", "layer", "weight", *OURS[1:])
+TABLES: dict[str, Callable[[], str]] = {
+    "cpu-layers": lambda: layers("cpu/layers.json"),
+    "cpu-memory": lambda: memory("cpu/layers.json"),
+    "gpu-short": lambda: layers("h200/layers.json", SHORT),
+    "gpu-layers": lambda: layers("h200/layers.json", EAGER),
+    "gpu-memory": lambda: memory("h200/layers.json"),
+    "gpu-autocast": lambda: layers("h200/autocast.json"),
+    "gpu-forward": lambda: layers("h200/modes.json", OURS[:3], "forward"),
+    "gpu-backward": lambda: layers("h200/modes.json", OURS[:3], "backward"),
+    "gpu-folded": lambda: layers("h200/modes.json", OURS[:3], "folded"),
+    "gpu-compiled": lambda: layers("h200/layers.json", COMPILED),
+    "gpu-network": lambda: network("h200/network.json"),
+    "gpu-network-launches": lambda: network("h200/network_launches.json"),
+    "gpu-trial": lambda: trial("h200/models_trial.json"),
+    "gpu-models": lambda: models(*_each("h200/models*.json")),
+    "finetuning": lambda: finetuning.table(_load("cpu/finetuning.json"), "resnet"),
+    "optimisers": lambda: optimisers.best(_load("cpu/optimisers.json")),
+    "gpu-runs": lambda: runs("h200/mnist", "h200/20news"),
+    "which-methods": lambda: _told(choices.methods(), choices.where()),
+    "which-trials": lambda: trials("h200/mnist", "h200/20news"),
+    "which-rates": choices.rates,
+    "which-scales": choices.scales,
+    "which-biases": choices.biases,
+    "which-columns": lambda: _told(columns.errors(), columns.where()),
+    "speed-short": lambda: ratios("h200/models_trial.json"),
+    "paper": reproduction.paper,
+    "errors-short": reproduction.short,
+    "orders": reproduction.orders,
+    "runs-made": reproduction.made,
+    "convergence": words.convergence,
+    "steadiness": words.steadiness,
+    "detective": words.detective,
+    "claims": studies.claims,
+    **{f"cells-{name}": partial(reproduction.cells, name) for name in reproduction.NAMES},
+    **{f"pairs-{name}": partial(reproduction.pairs, name) for name in reproduction.NAMES},
+    "gpu-training": lambda: training("h200/training_mnist.json", "h200/training_cifar10.json"),
+}
+
+
+def fill(text: str) -> str:
+    return MARKER.sub(lambda m: f"{m[1]}{TABLES[m[2]]()}\n{m[3]}", text)
+
+
+def main(argv: list[str]) -> int:
+    stale = []
+    for page in PAGES:
+        path = ROOT / page
+        text = path.read_text()
+        if (filled := fill(text)) != text:
+            stale.append(page)
+            if "--check" not in argv:
+                path.write_text(filled)
+    stale += figures.draw("--check" in argv)
+    print("rewritten:" if "--check" not in argv else "stale:", ", ".join(stale) or "none")
+    return 1 if stale and "--check" in argv else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
