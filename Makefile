@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 READY := $(VENV)/.ready
 
-.PHONY: compare test test-slow test-gpu check setup clean
+.PHONY: compare test test-slow test-gpu check docs setup clean
 
 setup: $(READY)
 
@@ -17,14 +17,18 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 compare: $(READY)
-	$(BIN)/cosnorm compare --dataset digits --out runs/digits
+	$(BIN)/cosnorm compare --dataset digits --seeds 5 --out runs/digits
 
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/basedpyright
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir $(VENV)/site
+	$(MAKE) docs
+
+# Every page anew, a warning is an error: $(VENV)/site/index.html
+docs: $(READY)
+	$(BIN)/sphinx-build -EaqW --keep-going -d $(VENV)/doctrees docs $(VENV)/site
 
 test: check
 	$(BIN)/python -m pytest -n $(JOBS) -m "not slow and not gpu"

@@ -42,7 +42,7 @@ def python(wheel, tmp_path_factory):
 def test_the_wheel_carries_what_it_needs_and_no_more(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert "cosnorm/py.typed" in names
-    assert any(name.startswith("cosnorm/report/assets/") for name in names)
+    assert any(name.startswith("cosnorm/study/report/assets/") for name in names)
     assert {name.split("/")[0].split("-")[0] for name in names} == {"cosnorm"}
 
 
