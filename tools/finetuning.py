@@ -159,10 +159,10 @@ class TimeIsUp(Exception):
 
 
 def trained(
-    network: nn.Module, images: Images, epochs: int, lr: float, batch: int, until: float
+    network: nn.Module, images: Images, epochs: int, lr: float, batch: int, seed: int, until: float
 ) -> list[float]:
     """The test error before the first epoch and after each; the rate falls in a line to zero."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.SGD(network.parameters(), lr=lr, momentum=0.9, nesterov=True)
     steps = epochs * (len(images.x) // batch)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
@@ -185,24 +185,25 @@ class Arms:
 
     def __init__(self, name: str, images: Images, arguments: argparse.Namespace) -> None:
         self.name, self.images, self.a = name, images, arguments
-        self.place = arguments.work / f"{name}.safetensors"
+        self.place = arguments.work / f"{name}-seed{arguments.seed}.safetensors"
 
     def all(self) -> Iterator[tuple[str, Callable[[], list[float]]]]:
         yield "plain", self.plain
-        yield "plain, further", partial(self.further, {})
+        if not self.a.scratch:
+            yield "plain, further", partial(self.further, {})
         has_depthwise = any(is_depthwise(n, m) for n, m in self.new().named_modules())
         lefts = (False, True) if has_depthwise else (False,)
         for similarity in ("cosine", "pearson"):
             for left in lefts:
                 options = {"similarity": similarity, "skip": is_depthwise if left else ()}
                 tail = ", depthwise left" if left else ""
-                for calibrated in (True, False):
+                for calibrated in () if self.a.scratch else (True, False):
                     told = f"{similarity}{', calibrated' if calibrated else ''}{tail}, further"
                     yield told, partial(self.further, options, calibrated)
                 yield f"{similarity}{tail}, scratch", partial(self.scratch, options)
 
     def new(self) -> nn.Module:
-        torch.manual_seed(0)
+        torch.manual_seed(self.a.seed)
         return NETWORKS[self.name](self.a.width).to(self.images.x.device)
 
     def plain(self) -> list[float]:
@@ -227,7 +228,8 @@ class Arms:
         return self._trained(network, self.a.epochs, self.a.lr)
 
     def _trained(self, network: nn.Module, epochs: int, lr: float) -> list[float]:
-        return trained(network, self.images, epochs, lr, self.a.batch, self.a.until)
+        a = self.a
+        return trained(network, self.images, epochs, lr, a.batch, a.seed, a.until)
 
 
 def table(result: dict[str, Any], name: str) -> str:
@@ -259,6 +261,8 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--rows", type=int, help="of each part, for a trial")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--scratch", action="store_true", help="no arm that is trained further")
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
     arguments = parser.parse_args(argv)
     arguments.until = time.time() + 60 * arguments.minutes
@@ -267,7 +271,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str]) -> int:
     arguments = parsed(argv)
-    keys = ("dataset", "epochs", "further", "width", "batch", "lr", "rows")
+    keys = ("dataset", "epochs", "further", "width", "batch", "lr", "rows", "seed")
     setting = {key: getattr(arguments, key) for key in keys}
     result: dict[str, Any] = {"setting": setting, "environment": None, "arms": {}}
     if arguments.out.exists():

@@ -21,6 +21,7 @@ from tools import (
     finetuning,
     optimisers,
     reproduction,
+    starting,
     studies,
     words,
 )
@@ -31,6 +32,7 @@ PAGES = (
     "docs/speed.md",
     "docs/reproduction.md",
     "docs/which.md",
+    "docs/conversion.md",
     "docs/fine-tuning.md",
     "docs/optimisers.md",
 )
@@ -257,6 +259,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-trial": lambda: trial("h200/models_trial.json"),
     "gpu-models": lambda: models(*_each("h200/models*.json")),
     "finetuning": lambda: finetuning.table(_load("cpu/finetuning.json"), "resnet"),
+    "starting-vit": lambda: starting.table(_load("cpu/starting.json"), "vit"),
+    "starting-resnet": lambda: starting.table(_load("cpu/starting.json"), "resnet"),
     "optimisers": lambda: optimisers.best(_load("cpu/optimisers.json")),
     "gpu-runs": lambda: runs("h200/mnist", "h200/20news"),
     "which-methods": lambda: _told(choices.methods(), choices.where()),
