@@ -2,8 +2,8 @@
 
     PYTHONPATH=src python -m tools.starting --out results/cpu/starting.json
 
-A vision transformer of 12 blocks and a residual network of 50 layers, of transformers, small, on one
-batch of 16 images that belong to four classes. Seconds on a CPU.
+A vision transformer of 12 blocks and a residual network of 50 layers, of transformers, small, on
+one batch of 16 images that belong to four classes. Seconds on a CPU.
 """
 
 import argparse
@@ -98,8 +98,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, required=True)
     out = parser.parse_args(argv).out
     found = {name: measured(name) for name in NETWORKS}
+    result = {"losses": found, "environment": environment("cpu")}
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({"losses": found, "environment": environment("cpu")}, indent=1) + "\n")
+    out.write_text(json.dumps(result, indent=1) + "\n")
     return 0
 
 
