@@ -1,5 +1,7 @@
 """Weight decay spared, vectors of length one after each step, rates logged and translated."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -48,6 +50,108 @@ def test_a_projected_layer_computes_what_it_did(name):
     model = nn.Sequential(layer)
     rates = effective_lr(model, torch.optim.SGD(model.parameters(), lr=0.3))
     assert rates == {"0": pytest.approx(0.3)}
+
+
+def test_a_pearson_layer_knows_its_weights_without_their_mean():
+    """The rate that is told is the one by which the direction that counts turns in a step."""
+    torch.manual_seed(0)
+    layer = PearsonLinear(8, 4, bias=True).double()
+    with torch.no_grad():
+        layer.weight += 10
+        layer.bias += 10
+    x = torch.randn(5, 8, dtype=torch.float64)
+    model, unit = nn.Sequential(layer), nn.Sequential(copy.deepcopy(layer))
+    project(unit)
+    torch.testing.assert_close(unit(x), model(x))
+    torch.testing.assert_close(joint(unit[0]).sum(1), torch.zeros(4).double())
+    torch.testing.assert_close(joint(unit[0]).norm(dim=1), torch.ones(4).double())
+    for each in (unit, model):
+        (each(x) * torch.arange(1.0, 5)).sum().backward()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    told = effective_lr(model, optimizer)["0"]
+    first = direction(layer)
+    optimizer.step()
+    turned = (direction(layer) - first).norm(dim=1)
+    grads = torch.cat([unit[0].weight.grad, unit[0].bias.grad.unsqueeze(1)], 1).norm(dim=1)
+    assert told == pytest.approx(float((turned / grads).mean()), rel=1e-3)
+
+
+def joint(layer):
+    return torch.cat([layer.weight, layer.bias.unsqueeze(1)], 1).detach()
+
+
+def direction(layer):
+    rows = joint(layer)
+    return nn.functional.normalize(rows - rows.mean(1, keepdim=True))
+
+
+def test_vectors_without_a_direction_never_turn():
+    model = nn.Sequential(CosineLinear(3, 2), PearsonLinear(2, 2, bias=True))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[0.0, 0, 0], [2, 0, 0]]))
+        model[1].weight.fill_(0.1)
+        model[1].bias.fill_(0.1)
+    kept = model[1].weight.clone()
+    rates = effective_lr(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    assert rates == {"0": pytest.approx(1 / 8), "1": 0.0}
+    project(model)
+    assert torch.equal(model[1].weight, kept)
+
+
+class Wrapper(torch.optim.Optimizer):
+    """An optimiser around another, as libraries of training have them."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+        self.param_groups = optimizer.param_groups
+
+    def step(self):
+        self.optimizer.step()
+
+
+def test_an_optimiser_around_another_projects_too():
+    model = nn.Sequential(CosineLinear(3, 2))
+    optimizer = Wrapper(torch.optim.SGD(model.parameters(), lr=1.0))
+    project_after_step(optimizer, model)
+    model(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(model[0].weight.norm(dim=1), torch.ones(2))
+    assert effective_lr(model, optimizer) == {"0": pytest.approx(1.0)}
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: param_groups([1], 0.1), "model must be a torch.nn.Module; got list"),
+        (lambda: project("model"), "model must be a torch.nn.Module; got str"),
+        (
+            lambda: project_after_step("sgd", CosineLinear(2, 2)),
+            "optimizer must be a torch.optim.Optimizer; got str 'sgd'",
+        ),
+        (lambda: effective_lr(CosineLinear(2, 2), None), "optimizer must be a torch.optim.Opti"),
+    ],
+)
+def test_arguments_of_other_kinds(call, told):
+    with pytest.raises(TypeError, match=told):
+        call()
+
+
+@pytest.mark.parametrize("wrong", [-0.1, 0, float("nan"), "0.1"])
+def test_a_rate_that_is_none(wrong):
+    with pytest.raises(ValueError, match="lr must be a number above 0, the rate of dot products"):
+        translated_lr(CosineLinear(2, 2), wrong, torch.randn(3, 2))
+
+
+def test_a_rate_for_models_and_layers_that_are_called_by_keyword():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = CosineLinear(4, 2, scale=0.0)
+
+        def forward(self, *, rows):
+            return self.layer(input=rows)
+
+    assert translated_lr(Named(), 0.1, rows=torch.randn(3, 4)) == {"layer": float("inf")}
 
 
 def test_vectors_of_zeros_and_frozen_layers_stay():

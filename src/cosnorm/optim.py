@@ -4,6 +4,7 @@
 
 The direction w/|w| moves by `lr/|w|²` for a gradient at unit length: the effective learning rate.
 Weight decay does not make such a network simpler, it keeps |w| short and so the rate high.
+A Pearson layer knows its weights without their mean: there w is w − μw throughout.
 """
 
 import math
@@ -23,6 +24,7 @@ __all__ = ["effective_lr", "param_groups", "project", "project_after_step", "tra
 
 _SIMILAR = (CosineLinear, _CosineConv, _CosineConvTranspose)
 _SPARSE = ("cosine", "pearson", "weight", "batch")
+_CONSTANT = 1e-12  # a centred vector that is shorter, beside the whole, is rounding: no direction
 
 
 def scale_free(model: nn.Module) -> dict[str, Any]:
@@ -49,6 +51,7 @@ def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     >>> [len(group["params"]) for group in param_groups(model, 0.1)]
     [1, 2]
     """
+    _check_model(model)
     if not (isinstance(weight_decay, int | float) and 0 <= weight_decay < math.inf):
         raise ValueError(f"weight_decay must be a number of at least 0; got {weight_decay!r}")
     free = {parameter for layer in scale_free(model).values() for parameter in _vectors(layer)}
@@ -63,65 +66,100 @@ def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 def project(model: nn.Module) -> None:
     """Give the weight vectors of scale-free layers length one; what the model computes stays.
 
-    In place, but for vectors of zeros and parameters that are not trained. With a bias, which is an
-    entry more of a similarity layer's vectors, both are scaled.
+    In place, but for vectors without a direction and parameters that are not trained. With a bias,
+    which is an entry more of a similarity layer's vectors, both are scaled. The vectors of Pearson
+    layers lose their mean.
     """
-    for layer in scale_free(model).values():
+    for layer in scale_free(_check_model(model)).values():
         if not layer.weight.requires_grad:
             continue
-        inverse = 1 / _lengths(layer)
-        inverse = torch.where(inverse.isfinite(), inverse, 1.0)
-        layer.weight.mul_(_per_unit(layer, inverse).to(layer.weight.dtype))
+        found, means = lengths(layer), _means(layer)
+        factors, means = torch.where(found > 0, 1 / found, 1.0), torch.where(found > 0, means, 0.0)
+        spread = [_per_unit(layer, values) for values in (means, factors)]
+        _move(layer.weight, *spread)
         if len(_vectors(layer)) > 1:
-            layer.bias.mul_(inverse.to(layer.bias.dtype))
+            _move(layer.bias, means, factors)
+
+
+def _move(parameter: Tensor, means: Tensor, factors: Tensor) -> None:
+    parameter.copy_((parameter.double() - means) * factors)
 
 
 def project_after_step(optimizer: torch.optim.Optimizer, model: nn.Module) -> RemovableHandle:
     """`project` the model now and after every step of the optimiser; `remove()` ends it.
 
     The learning rate is then the effective one: `lr/|w|²` of before, as `effective_lr` tells it
-    (for Adam and its kin, whose steps do not depend on the gradient's size, `lr/|w|`).
+    (for Adam and its kin, whose steps do not depend on the gradient's size, `lr/|w|`). Optimisers
+    that wrap another, as Accelerate's and Opacus' do, are taken too.
 
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         cosnorm.optim.project_after_step(optimizer, model)
     """
-    updated = {p for group in optimizer.param_groups for p in group["params"]}
-    layers = scale_free(model)
+    inner = _innermost(optimizer)
+    updated = {p for group in inner.param_groups for p in group["params"]}
+    layers = scale_free(_check_model(model))
     if not any(layer.weight in updated for layer in layers.values()):
         raise ValueError(
             "the optimiser must update the weights of scale-free layers of the model; it updates "
             f"none of {len(layers)}: make it from this model's parameters, after conversion"
         )
+    handle = inner.register_step_post_hook(lambda *_: project(model))
     project(model)
-    return optimizer.register_step_post_hook(lambda *_: project(model))
+    return handle
+
+
+def _innermost(optimizer: Any) -> torch.optim.Optimizer:
+    """The optimiser that makes the steps, out of those that wrap it."""
+    for name in ("optimizer", "original_optimizer"):
+        inside = getattr(optimizer, name, None)
+        if isinstance(inside, torch.optim.Optimizer):
+            return _innermost(inside)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        kind = type(optimizer).__name__
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer; got {kind} {optimizer!r}")
+    return optimizer
+
+
+def _check_model(model: Any) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module; got {type(model).__name__} {model!r}")
+    return model
 
 
 @torch.no_grad()
 def effective_lr(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, float]:
     """`lr/|w|²` of every scale-free layer, mean over its outputs: a number to log.
 
+    Vectors without a direction (zero, for Pearson constant) never turn, and count as 0.
+
     >>> from cosnorm.nn import PearsonLinear
     >>> model = nn.Sequential(PearsonLinear(8, 4))
     >>> effective_lr(model, torch.optim.SGD(model.parameters(), lr=1.0)).keys()
     dict_keys(['0'])
     """
-    rates = {p: group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    groups = _innermost(optimizer).param_groups
+    rates = {p: group["lr"] for group in groups for p in group["params"]}
     return {
-        name: float((float(rates[layer.weight]) / _lengths(layer).square()).mean())
-        for name, layer in scale_free(model).items()
+        name: turning(lengths(layer), float(rates[layer.weight]))
+        for name, layer in scale_free(_check_model(model)).items()
         if layer.weight in rates
     }
 
 
+def turning(lengths: Tensor, lr: float) -> float:
+    """`lr/|w|²`, mean over vectors of these lengths; those without a direction never turn."""
+    return float(torch.where(lengths > 0, lr / lengths.square(), 0.0).mean())
+
+
 @torch.no_grad()
-def translated_lr(model: nn.Module, lr: float, *inputs: Any) -> dict[str, float]:
+def translated_lr(model: nn.Module, lr: float, *inputs: Any, **options: Any) -> dict[str, float]:
     """The rate of plain SGD at which each similarity layer moves as a dot product does at `lr`.
 
     A step changes an output of `w·x` by `lr·|x|²` times its gradient, and one of
     `s·cos(x, w)` by about `lr·s²/|w|²` times it, so the rate is `lr·(|x||w|/s)²`.
 
-    model: with the weights that training begins from. inputs: of a call of the model, such as a
-    batch; it runs once, in evaluation mode. Layers that it does not run are left out.
+    model: with the weights that training begins from. inputs, options: of a call of the model, such
+    as a batch; it runs once, in evaluation mode. Layers that it does not run are left out.
 
     Returns the rate of each layer by name; the median is a rate for all of them.
 
@@ -130,23 +168,29 @@ def translated_lr(model: nn.Module, lr: float, *inputs: Any) -> dict[str, float]
     >>> translated_lr(model, 0.1, torch.randn(16, 8)).keys()
     dict_keys(['0', '1'])
     """
+    if not (isinstance(lr, int | float) and 0 < lr < math.inf):
+        raise ValueError(f"lr must be a number above 0, the rate of dot products; got {lr!r}")
     found: dict[str, float] = {}
 
     def look(name: str) -> Any:
-        def looked(layer: Any, arguments: Any) -> None:
-            x2 = float(arguments[0].double().square().mean()) * _entries(layer)
-            w2 = float(_lengths(layer).square().mean())
+        def looked(layer: Any, arguments: Any, named: Any) -> None:
+            x = arguments[0] if arguments else named["input"]
+            x2 = float(x.double().square().mean()) * _entries(layer)
+            w2 = float(lengths(layer).square().mean())
             scale = getattr(layer, "scale", None)
             s = 1.0 if scale is None else float(torch.as_tensor(scale).double().mean())
-            found.setdefault(name, lr * x2 * w2 / s**2)
+            found.setdefault(name, lr * x2 * w2 / s**2 if s else math.inf)
 
         return looked
 
-    similar = {n: m for n, m in model.named_modules() if isinstance(m, _SIMILAR)}
-    hooks = [layer.register_forward_pre_hook(look(name)) for name, layer in similar.items()]
+    similar = {n: m for n, m in _check_model(model).named_modules() if isinstance(m, _SIMILAR)}
+    hooks = [
+        layer.register_forward_pre_hook(look(name), with_kwargs=True)
+        for name, layer in similar.items()
+    ]
     modes = {module: module.training for module in model.modules()}
     try:
-        model.eval()(*inputs)
+        model.eval()(*inputs, **options)
     finally:
         for hook in hooks:
             hook.remove()
@@ -166,11 +210,33 @@ def _vectors(layer: Any) -> list[Any]:
     return [layer.weight, layer.bias] if is_joint else [layer.weight]
 
 
-def _lengths(layer: Any) -> Tensor:
-    """The length of each output's weight vector, in double precision."""
-    lengths = torch.linalg.vector_norm(weight_rows(layer), dim=1, dtype=torch.float64)
-    joint = len(_vectors(layer)) > 1
-    return torch.hypot(lengths, layer.bias.detach().double()) if joint else lengths
+@torch.no_grad()
+def lengths(layer: Any) -> Tensor:
+    """The length of each output's weight vector, in double precision; 0 without a direction."""
+    rows = _rows(layer)
+    whole = torch.linalg.vector_norm(rows, dim=1)
+    if not _is_centered(layer):
+        return whole
+    centred = torch.linalg.vector_norm(rows - rows.mean(1, keepdim=True), dim=1)
+    return torch.where(centred > _CONSTANT * whole, centred, 0.0)
+
+
+def _means(layer: Any) -> Tensor:
+    """What a layer takes away from each vector: its mean, or nothing."""
+    rows = _rows(layer)
+    return rows.mean(1) if _is_centered(layer) else rows.new_zeros(len(rows))
+
+
+def _is_centered(layer: Any) -> bool:
+    return getattr(layer, "centered", False) or getattr(layer, "method", None) == "pearson"
+
+
+def _rows(layer: Any) -> Tensor:
+    """The weight vectors as rows, a similarity's bias as their last entry, in double precision."""
+    rows = weight_rows(layer).double()
+    if len(_vectors(layer)) < 2:
+        return rows
+    return torch.cat([rows, layer.bias.detach().double().unsqueeze(1)], 1)
 
 
 def _entries(layer: Any) -> int:

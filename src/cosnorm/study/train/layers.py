@@ -9,12 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cosnorm.optim import lengths, turning
+
 
 @torch.no_grad()
 def layer_figures(network: nn.Module, lr: float) -> dict[str, dict[str, float | None]]:
     """Each layer with weights, by its number from the input on, with three figures.
 
-    weight_norm: the length |w| of an output's weights, mean over outputs.
+    weight_norm: the length |w| of an output's weights, for Pearson without their mean; the mean
+        over outputs.
     effective_lr: `lr/|w|²`, mean over outputs.
     scale: what multiplies the normalised values, mean over outputs; None where nothing does.
 
@@ -31,10 +34,10 @@ def _has_weights(module: nn.Module) -> bool:
 
 
 def _figures(layer: Any, lr: float) -> dict[str, float | None]:
-    norms = torch.linalg.vector_norm(layer.weight.flatten(1), dim=1, dtype=torch.float64)
+    found = lengths(layer)
     return {
-        "weight_norm": float(norms.mean()),
-        "effective_lr": float((lr / norms.square()).mean()),
+        "weight_norm": float(found.mean()),
+        "effective_lr": turning(found, lr),
         "scale": _scale(layer),
     }
 
