@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -65,6 +66,18 @@ def test_accelerate_trains_it():
     assert_same_parameters(accelerator.unwrap_model(model), plainly_trained(20))
 
 
+def test_accelerate_projects_it():
+    from accelerate import Accelerator
+
+    accelerator, model, (x, y) = Accelerator(cpu=True), converted("cosine"), batch()
+    model, optimizer = accelerator.prepare(model, sgd(model))
+    cosnorm.optim.project_after_step(optimizer, model)
+    accelerator.backward(cross_entropy(model(x), y))
+    optimizer.step()
+    rows = torch.cat([model[3].weight, model[3].bias.unsqueeze(1)], 1)
+    torch.testing.assert_close(rows.norm(dim=1), torch.ones(16))
+
+
 @pytest.mark.filterwarnings("ignore")  # Lightning's own, of workers and devices
 def test_lightning_trains_it():
     import pytorch_lightning as lightning
@@ -113,7 +126,11 @@ def test_transformers_trainer_trains_a_converted_bert(tmp_path):
         found = model(ids).logits.argmax(1)
     assert (found == (ids[:, 0] > 27)).float().mean() > 0.9
     model.save_pretrained(tmp_path / "saved")
-    assert (tmp_path / "saved" / "model.safetensors").exists()
+    again = BertForSequenceClassification(model.config)
+    cosnorm.convert(again)  # alike, then the weights: the file does not know of layers
+    again.load_state_dict(load_file(tmp_path / "saved" / "model.safetensors"))
+    with torch.no_grad():
+        torch.testing.assert_close(again.eval()(ids).logits, model(ids).logits)
 
 
 @pytest.mark.filterwarnings("ignore")  # Opacus's own, of hooks and of its random numbers
@@ -144,11 +161,14 @@ def test_opacus_trains_it_privately():
         module=model, optimizer=sgd(model), data_loader=rows,
         noise_multiplier=1.0, max_grad_norm=1.0,
     )  # fmt: skip
+    cosnorm.optim.project_after_step(optimizer, model)
     for x, y in rows:
         optimizer.zero_grad()
         cross_entropy(model(x), y).backward()
         optimizer.step()
     assert 0 < engine.get_epsilon(1e-5) < 100
+    rates = cosnorm.optim.effective_lr(model, optimizer)
+    assert rates == dict.fromkeys(rates, pytest.approx(0.1)) and len(rates) == 3
     after = list(model.parameters())
     assert all(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
@@ -221,6 +241,17 @@ def test_lora_adapts_the_weight_that_is_normalised(similarity):
     assert type(merged[3]) is LINEAR[similarity]
     assert not torch.equal(merged[3].weight, frozen)
     torch.testing.assert_close(merged(x).detach(), adapted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_with_adapters_is_not_converted():
+    from peft import LoraConfig, get_peft_model
+
+    plain = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    model = get_peft_model(plain, LoraConfig(r=4, target_modules=["0"]))
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    with pytest.raises(ValueError, match="got a PeftModel of PEFT: convert the model without"):
+        cosnorm.convert(model)
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
 def test_lora_refuses_our_layers_as_modules():

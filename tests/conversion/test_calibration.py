@@ -203,3 +203,29 @@ def test_where_a_norm_goes_its_size_is_kept():
     cosnorm.convert(model, drop_norms=True, head=None, calibrate=x)
     size = model[0](x).square().mean((0, 2, 3)).sqrt()
     torch.testing.assert_close(size, torch.full((4,), 2.5), rtol=1e-3, atol=0)
+
+
+def test_a_frozen_layer_gets_a_frozen_scale():
+    model = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.ReLU(), nn.Linear(4, 2))
+    cosnorm.convert(model, calibrate=torch.randn(8, 4))
+    assert [model[i].scale.requires_grad for i in (0, 2)] == [False, True]
+
+
+def test_a_scale_starts_in_one_place():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    with pytest.raises(ValueError, match=r"got both for '2', 20.0: pass head=\['2'\], or leave"):
+        cosnorm.convert(model, head={"2": 20.0}, calibrate=torch.randn(8, 4))
+    assert type(model[0]) is nn.Linear
+    cosnorm.convert(model, head={"2": None}, calibrate=torch.randn(8, 4))
+
+
+def test_what_was_converted_is_not_calibrated_again():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    cosnorm.convert(model)
+    with pytest.raises(ValueError, match="calibrate is for layers that are converted; the model"):
+        cosnorm.convert(model, calibrate=torch.randn(8, 4))
+
+
+def test_a_batch_without_rows():
+    with pytest.raises(ValueError, match="have no finite size: pass a batch with rows"):
+        cosnorm.convert(nn.Sequential(nn.Linear(4, 2)), calibrate=torch.randn(0, 4))

@@ -75,6 +75,11 @@ def calibrated(model: nn.Module, plan: Any, batch: Example) -> Calibration:
     Raises ValueError for a batch that the model does not take or that gives no finite numbers, and
     for one that runs none of the layers.
     """
+    if not plan.patterns:
+        raise ValueError(
+            "calibrate is for layers that are converted; the model has none: leave calibrate out, "
+            "or print the account to see why each was left"
+        )
     rehearsal = _Rehearsal(model, batch)
     wanted = _sizes_before(rehearsal, plan)
     _convert(rehearsal, plan)
@@ -123,7 +128,7 @@ def _sizes_before(rehearsal: _Rehearsal, plan: Any) -> dict[nn.Module, Tensor]:
             name = next(name for name, module in plan.names.items() if module is layer)
             raise ValueError(
                 f"calibrate must give finite activations; the outputs of {name} have no finite "
-                "size: pass a batch as the model is trained on, and a model that is trained"
+                "size: pass a batch with rows, as the model is trained on"
             )
     return {layer: size for layer, size in sizes.items() if bool((size > 0).any())}
 

@@ -1,6 +1,6 @@
 """`convert`: an existing model in, a cosine model out."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from torch import nn
@@ -59,7 +59,7 @@ def convert(
     Raises:
         ValueError, TypeError: for an unknown similarity, a skip or head name that matches nothing,
             an example or a batch that the model does not take, or a model that is not a module or
-            already wrapped for parallel training. The model is then as it was.
+            already wrapped for parallel training or by PEFT. The model is then as it was.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
@@ -71,12 +71,15 @@ def convert(
     plan = make_plan(model, similarity, skip, head, drop_norms, trial)
     statistics: dict[Any, Moments] = {}
     if calibrate is not None:
+        _check_one_start(head)
         plan.scales, statistics = calibrated(model, plan, calibrate)
     account = Account(plan.entries(), plan.notes())
     for module, scale in plan.scales.items():
         set_scale(plan.patterns[module], scale)
     for module, pattern in plan.patterns.items():
         graft(module, pattern)
+        if isinstance(module.scale, nn.Parameter):  # what is frozen stays so
+            module.scale.requires_grad_(module.weight.requires_grad)  # pyright: ignore
     for module in plan.fresh:
         module.reset_parameters()  # pyright: ignore[reportCallIssue]  # a cosine layer now
     for norm in plan.dropped:
@@ -103,4 +106,20 @@ def _checked(model: nn.Module, similarity: str, drop_norms: bool) -> nn.Module:
                 f"model must be converted before it is wrapped; got a {type(module).__name__}: "
                 "convert the module inside, then wrap it"
             )
+        if type(module).__module__.partition(".")[0] == "peft":
+            raise ValueError(
+                f"model must be converted before it gets adapters; got a {type(module).__name__} "
+                "of PEFT: convert the model without them, then call get_peft_model with "
+                "target_parameters"
+            )
     return getattr(model, "_orig_mod", model)
+
+
+def _check_one_start(head: Head) -> None:
+    starts = head if isinstance(head, Mapping) else {}
+    for name, start in starts.items():
+        if start is not None:
+            raise ValueError(
+                "a head's scale starts where calibrate finds it, or where head says; got both for "
+                f"{name!r}, {start!r}: pass head={list(starts)!r}, or leave calibrate out"
+            )

@@ -1,5 +1,7 @@
 import pickle
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -42,6 +44,55 @@ def test_a_pickle_is_refused_and_not_loaded(saved):
     (saved[1] / "model.safetensors").unlink()
     with pytest.raises(RunError, match=r"holds pytorch_model\.bin, a pickle"):
         HubNetwork.from_pretrained(saved[1])
+
+
+def test_a_pickle_in_a_folder_inside_counts(saved):
+    (saved[1] / "more").mkdir()
+    (saved[1] / "more" / "old.PKL").write_bytes(pickle.dumps({}))
+    with pytest.raises(RunError, match=r"holds more.old\.PKL, a pickle"):
+        HubNetwork.from_pretrained(saved[1])
+
+
+WHOLE = '{"network": "mlp", "shape": [6], "classes": 3, "recipe": %s, "sizes": {"width": %d}}'
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("model.safetensors", b""),
+        ("model.safetensors", pickle.dumps({"weight": 1})),
+        ("model.safetensors", b"\xff" * 64),
+        ("config.json", b"{"),
+        ("config.json", b"{}"),
+        ("config.json", b"[]"),
+        ("config.json", b"\xff\xfe\x00"),
+        ("config.json", (WHOLE % ('{"method": "pearson"}', 9)).encode()),
+        ("config.json", (WHOLE % ('{"method": "pearson", "unknown": 1}', 8)).encode()),
+        ("config.json", (WHOLE % ('{"method": "unheard"}', 8)).encode()),
+    ],
+)
+def test_a_damaged_folder(saved, name, content):
+    (saved[1] / name).write_bytes(content)
+    with pytest.raises(RunError, match="holds no network that save_pretrained wrote, or a damaged"):
+        HubNetwork.from_pretrained(saved[1])
+
+
+def test_no_option_asks_a_server_or_loads_what_does_not_fit(saved):
+    network, folder = saved
+    again = HubNetwork.from_pretrained(folder, strict=False, local_files_only=False)
+    assert torch.equal(again(torch.ones(1, 6)), network.eval()(torch.ones(1, 6)))
+    with pytest.raises(TypeError, match="folder must be a path; got NoneType None"):
+        HubNetwork.from_pretrained(None)
+
+
+def test_without_the_package_the_extra_is_named():
+    script = (
+        "import sys; sys.modules['huggingface_hub'] = None\n"
+        "try:\n    import cosnorm.study.use.hub\n"
+        "except ModuleNotFoundError as error:\n    print(error)"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert 'pip install "cosnorm[hub]"' in found.stdout
 
 
 def test_a_name_on_the_hub_is_no_folder(tmp_path, monkeypatch):

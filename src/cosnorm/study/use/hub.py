@@ -4,11 +4,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
 from cosnorm.study.models import Recipe, build
 from cosnorm.study.runs.errors import RunError
+
+try:
+    from huggingface_hub import PyTorchModelHubMixin
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f'the Hub\'s folders need the package {error.name}: pip install "cosnorm[hub]"',
+        name=error.name,
+    ) from error
 
 _FILES = ("config.json", "model.safetensors")
 _PICKLES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"})
@@ -42,9 +49,22 @@ class HubNetwork(nn.Module, PyTorchModelHubMixin):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, **options: Any) -> "HubNetwork":  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Read a folder that `save_pretrained` wrote; no server is asked, and no pickle is read."""
+        """Read a folder that `save_pretrained` wrote; no server is asked, and no pickle is read.
+
+        Raises RunError for anything else.
+        """
+        if not isinstance(folder, str | Path):
+            raise TypeError(f"folder must be a path; got {type(folder).__name__} {folder!r}")
         _check(Path(folder))
-        return super().from_pretrained(str(folder), local_files_only=True, strict=True, **options)
+        options |= {"local_files_only": True, "strict": True}  # not a choice
+        try:
+            return super().from_pretrained(str(folder), **options)
+        except Exception as error:  # whatever a file can hold
+            why = str(error).splitlines()
+            raise RunError(
+                f"{folder} holds no network that save_pretrained wrote, or a damaged one: "
+                f"{type(error).__name__}: {why[0] if why else ''}: save it again, or copy it anew"
+            ) from error
 
 
 def _check(folder: Path) -> None:
@@ -53,7 +73,8 @@ def _check(folder: Path) -> None:
             f"a network is read from a local folder; got {str(folder)!r}, which is none: "
             "download it first, and give the folder"
         )
-    pickles = sorted(path.name for path in folder.iterdir() if path.suffix.lower() in _PICKLES)
+    inside = (path for path in folder.rglob("*") if path.suffix.lower() in _PICKLES)
+    pickles = sorted(str(path.relative_to(folder)) for path in inside)
     if pickles:
         raise RunError(
             f"{folder} holds {pickles[0]}, a pickle, which could run anything: take a folder with "
