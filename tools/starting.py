@@ -11,6 +11,7 @@ import copy
 import json
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +52,18 @@ def resnet() -> nn.Module:
     return ResNetForImageClassification(config)
 
 
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], bool]] = {  # and whether norms are dropped
-    "vit": (vit, False), "resnet": (resnet, True), "resnet, norms kept": (resnet, False),
+adamw = partial(torch.optim.AdamW, lr=1e-3)
+sgd = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+# The network, whether norms are dropped, and the optimiser.
+CASES: dict[str, tuple[Callable[[], nn.Module], bool, Callable[..., torch.optim.Optimizer]]] = {
+    "vit": (vit, False, adamw), "vit, sgd": (vit, False, sgd),
+    "resnet": (resnet, True, adamw), "resnet, sgd": (resnet, True, sgd),
+    "resnet, norms kept": (resnet, False, adamw), "resnet, norms kept, sgd": (resnet, False, sgd),
 }  # fmt: skip
 
 
-def losses(model: nn.Module, x: Tensor, y: Tensor) -> list[float]:
-    """The loss at each of the first steps of AdamW at 0.001."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+def losses(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> list[float]:
+    """The loss at each of the first steps."""
     model.train()
     found = []
     for _ in range(STEPS):
@@ -71,7 +76,7 @@ def losses(model: nn.Module, x: Tensor, y: Tensor) -> list[float]:
 
 
 def measured(name: str) -> dict[str, list[float]]:
-    make, drop_norms = NETWORKS[name]
+    make, drop_norms, optimizer = CASES[name]
     torch.manual_seed(0)
     new, y = make(), torch.arange(16) % 4
     x = torch.randn(4, 3, 64, 64)[y] + 0.5 * torch.randn(16, 3, 64, 64)
@@ -81,7 +86,7 @@ def measured(name: str) -> dict[str, list[float]]:
         if options:
             batch = {"calibrate": x} if options.get("calibrate") else {}
             cosnorm.convert(model, options["similarity"], drop_norms=drop_norms, **batch)
-        found[way] = losses(model, x, y)
+        found[way] = losses(model, optimizer(model.parameters()), x, y)
     return found
 
 
@@ -97,7 +102,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, required=True)
     out = parser.parse_args(argv).out
-    found = {name: measured(name) for name in NETWORKS}
+    found = {name: measured(name) for name in CASES}
     result = {"losses": found, "environment": environment("cpu")}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n")
