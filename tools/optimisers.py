@@ -165,20 +165,50 @@ NAMES = {
 }
 
 
+def _means(rows: list[dict[str, Any]], key: str) -> dict[float, float]:
+    """The mean error over seeds by rate, lowest rate first."""
+    by_rate: dict[float, list[float]] = {}
+    for row in sorted(rows, key=lambda row: row[key]):
+        by_rate.setdefault(row[key], []).append(row["error"])
+    return {rate: statistics.fmean(errors) for rate, errors in by_rate.items()}
+
+
 def best(result: dict[str, Any]) -> str:
-    """A table: the mean error over seeds at the best rate of each way."""
-    lines = ["| way | constant rate | rate falling to zero |", "|---" * 3 + "|"]
+    """A table: the error of each way at its best rate and at the highest that was tried."""
+    heads = [
+        f"{kind}, {where}" for kind in ("constant", "falling") for where in ("best", "highest")
+    ]
+    lines = [f"| way | {' | '.join(heads)} |", "|---" * 5 + "|"]
     for way in WAYS:
         cells = []
         for falling in (False, True):
-            by_rate: dict[float, list[float]] = {}
-            for row in result["ways"]:
-                if (row["method"], row["falling"]) == (way, falling):
-                    by_rate.setdefault(row["rate"], []).append(row["error"])
-            means = {rate: statistics.fmean(errors) for rate, errors in by_rate.items()}
-            rate = min(means, key=lambda each: means[each])
-            cells.append(f"{means[rate]:.2f} at {rate:g}")
+            rows = result["ways"]
+            chosen = [r for r in rows if (r["method"], r["falling"]) == (way, falling)]
+            means = _means(chosen, "rate")
+            for rate in (min(means, key=lambda each: means[each]), max(means)):
+                cells.append(f"{means[rate]:.2f} at {rate:g}")
         lines.append(f"| {NAMES[way]} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+RULE = {
+    "none": "dot products",
+    "calibrated": "converted and calibrated",
+    "cosine": "cosines, scale 1",
+}
+
+
+def rule(result: dict[str, Any]) -> str:
+    """A table: the error by rate of the networks between which a rate is translated."""
+    means = {m: _means([r for r in result["rule"] if r["method"] == m], "lr") for m in RULE}
+    rates = sorted({rate for found in means.values() for rate in found})
+    lines = [f"| rate | {' | '.join(f'{rate:g}' for rate in rates)} | the rule says |"]
+    lines.append("|---" * (len(rates) + 2) + "|")
+    for method, told in RULE.items():
+        cells = [f"{means[method][r]:.1f}" if r in means[method] else "" for r in rates]
+        factors = [r["factor"] for r in result["rule"] if r["method"] == method and r["factor"]]
+        cells.append(f"{statistics.fmean(factors):.2f} times" if factors else "")
+        lines.append(f"| {told} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

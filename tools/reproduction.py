@@ -227,7 +227,8 @@ def made() -> str:
         seconds = [run.result("seconds") or 0.0 for run in runs]
         minutes = sum(s / share for s, share in zip(seconds, shares, strict=True)) / 60
         places = {str(run.environment.get("gpu") or run.environment.get("cpu")) for run in runs}
-        commits = {str(run.environment.get("commit"))[:7] for run in runs}
+        found = {run.environment.get("commit") for run in runs}
+        commits = {str(commit)[:7] if commit else "not recorded" for commit in found}
         row = [f"{len(runs)} of {sum(counts)}", f"{minutes:.1f}" if runs else ""]
         rows.append([name, *row, ", ".join(sorted(places)), ", ".join(sorted(commits))])
     return table(["part", "runs made", "minutes", "device", "commit"], rows)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cosnorm.methods import Look
 from cosnorm.study.report.figures import new_figure, print_style, saved
 from cosnorm.study.report.style import looks
 
@@ -44,19 +45,19 @@ def figure_files(panels: Sequence[Panel]) -> dict[str, bytes]:
         columns = min(2, len(panels))
         lines = -(-len(panels) // columns)
         figure, axes = new_figure(columns, lines, 3.6 * columns, 2.8 * lines + 0.4)
+        methods = list(dict.fromkeys(m for panel in panels for m in panel.values))
+        styles = looks(methods)  # of all panels, so that no two lines of the legend look alike
         for ax, panel in zip(axes.flat, panels, strict=True):
-            _draw(ax, panel)
-        methods = dict.fromkeys(m for panel in panels for m in panel.values)
+            _draw(ax, panel, styles)
         shown = {line.get_label(): line for ax in axes.flat for line in ax.get_lines()}
         figure.legend(
-            [shown[m] for m in methods], list(methods), loc="outside lower center", frameon=False,
+            [shown[m] for m in methods], methods, loc="outside lower center", frameon=False,
             ncols=3,
         )  # fmt: skip
         return saved("", figure)
 
 
-def _draw(ax: "Axes", panel: Panel) -> None:
-    styles = looks(list(panel.values))
+def _draw(ax: "Axes", panel: Panel, styles: Mapping[str, Look]) -> None:
     for method, by_x in panel.values.items():
         xs = list(by_x) if _has_words(panel) else sorted(by_x)
         means = [statistics.fmean(by_x[x]) for x in xs]
@@ -68,8 +69,13 @@ def _draw(ax: "Axes", panel: Panel) -> None:
     if "x" in panel.log and not _has_words(panel):
         ax.set_xscale("log")
         ax.xaxis.set_major_formatter("{x:g}")
-    if "y" in panel.log and any(v > 0 for by_x in panel.values.values() for v in _all(by_x)):
+    from matplotlib.ticker import MaxNLocator
+
+    positive = [v for by_x in panel.values.values() for v in _all(by_x) if v > 0]
+    if "y" in panel.log and positive:
         ax.set_yscale("log")
+        if max(positive) < 10 * min(positive):  # powers of ten would be one label, or none
+            ax.yaxis.set_major_locator(MaxNLocator(5))
         ax.yaxis.set_major_formatter("{x:g}")
         ax.yaxis.set_minor_formatter("")
     ax.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)
