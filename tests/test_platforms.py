@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+
 import cosnorm
 
 # What CPython has on POSIX alone, and no package of ours may want before it is used.
@@ -27,6 +29,25 @@ for name in sys.argv[1:]:
     importlib.import_module(name)
 """
 
+# Windows has neither os.sysconf nor /proc nor /sys.
+READ = """
+import os, sys
+from pathlib import Path
+
+del os.sysconf
+opened = Path.read_text
+def read_text(path, *args, **kwargs):
+    if path.parts[1:2] in (("proc",), ("sys",)):
+        raise FileNotFoundError(path)
+    return opened(path, *args, **kwargs)
+Path.read_text = read_text
+from cosnorm.study.data import load
+from cosnorm.study.data.memory import memory_here
+
+assert memory_here() is None
+assert len(load(sys.argv[1]).train) == 16
+"""
+
 
 def modules():
     """Every module of the package, but what needs a GPU's compiler and what runs when imported."""
@@ -39,5 +60,13 @@ def modules():
 
 def test_everything_imports_without_the_modules_of_posix():
     called = [sys.executable, "-c", CODE, *modules()]
+    ended = subprocess.run(called, capture_output=True, text=True, timeout=250)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_arrays_are_read_where_the_system_does_not_say_how_much_memory_is_free(tmp_path):
+    path = tmp_path / "own.npz"
+    np.savez(path, x_train=np.zeros((20, 3)), y_train=np.arange(20) % 2)
+    called = [sys.executable, "-c", READ, path]
     ended = subprocess.run(called, capture_output=True, text=True, timeout=250)
     assert (ended.returncode, ended.stderr) == (0, "")
