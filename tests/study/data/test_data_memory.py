@@ -1,9 +1,13 @@
 """Memory is asked for before it is taken, and about as much as is taken."""
 
+import tracemalloc
+
+import numpy as np
 import pytest
 
-from cosnorm.study.data import DataError, memory
+from cosnorm.study.data import DataError, images, load, memory, npy, tables
 from cosnorm.study.data.memory import ask_memory, memory_here
+from cosnorm.study.data.splits import divided, stratified_test_rows
 
 
 @pytest.fixture
@@ -35,3 +39,58 @@ def test_where_nothing_is_known_nothing_is_refused(system, monkeypatch):
     monkeypatch.delattr("os.sysconf")
     assert memory_here() is None
     ask_memory(system, 1 << 60, "rows", "give fewer")
+
+
+def asked_and_taken(path, monkeypatch, **options):
+    """The bytes asked for before `path` is read, and those that reading it took at its peak."""
+    load(path, **options)  # what is imported and kept on first use is not asked
+    asked = []
+    for module in (npy, tables, images):
+        monkeypatch.setattr(module, "ask_memory", lambda path, needed, *told: asked.append(needed))
+    tracemalloc.start()
+    load(path, **options)
+    taken = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    (needed,) = asked
+    return needed, taken
+
+
+BUFFERS = 2 << 20  # of zip and numpy while they read or move rows, whatever there is to read
+STORED = {
+    "bytes": np.zeros((1000, 10_000), "u1"),
+    "floats": np.zeros((1000, 3000), "f4"),
+    "doubles": np.zeros((1000, 2000), "f8"),
+    "in the order of Fortran": np.zeros((3000, 1000), "f4").T,
+    "images": np.zeros((1000, 3, 60, 60), "u1"),
+    "images with channels last": np.zeros((1000, 60, 60, 3), "u1"),
+    "images in doubles with channels last": np.zeros((1000, 30, 30, 3), "f8"),
+    "narrow": np.zeros((300_000, 2), "f4"),
+}
+
+
+@pytest.mark.parametrize("case", STORED)
+@pytest.mark.parametrize("has_test", [False, True])
+def test_as_much_is_asked_for_arrays_as_they_take(tmp_path, monkeypatch, case, has_test):
+    x = STORED[case]
+    arrays = {"x_train": x, "y_train": np.arange(len(x)) % 2}
+    if has_test:
+        arrays |= {"x_test": x[:200], "y_test": arrays["y_train"][:200]}
+    np.savez_compressed(tmp_path / "own.npz", **arrays)
+    asked, taken = asked_and_taken(tmp_path / "own.npz", monkeypatch)
+    assert taken - BUFFERS < asked < 1.3 * taken
+
+
+def test_rows_that_are_used_as_stored_are_never_there_twice(tmp_path, monkeypatch):
+    x = STORED["floats"]
+    np.savez(tmp_path / "own.npz", x_train=x, y_train=np.arange(len(x)) % 2)
+    _, taken = asked_and_taken(tmp_path / "own.npz", monkeypatch)
+    assert taken < 1.3 * x.nbytes
+
+
+def test_parts_in_one_memory_keep_the_order_of_their_rows():
+    x, y = np.arange(50_000 * 3).reshape(50_000, 3), np.arange(50_000)
+    test = stratified_test_rows(y % 7)
+    parts = (x[~test], y[~test]), (x[test], y[test])
+    for part, expected in zip(divided(x, y, test), parts, strict=True):
+        assert np.array_equal(part[0], expected[0]) and np.array_equal(part[1], expected[1])
+        assert np.shares_memory(part[0], x)

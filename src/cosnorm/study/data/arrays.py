@@ -1,21 +1,18 @@
 """The user's own arrays: an .npz with x_train, y_train and, if there is one, a test part."""
 
-import math
-import zipfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO, BinaryIO
 
 import numpy as np
 
 from cosnorm.study.data.dataset import Dataset, split_of
 from cosnorm.study.data.errors import DataError, damaged
-from cosnorm.study.data.memory import ask_memory
-from cosnorm.study.data.splits import held_out_note, stratified_test_rows
+from cosnorm.study.data.npy import ALONE, Header, Headers, read_arrays, stored_bytes
+from cosnorm.study.data.splits import TEST_SHARE, divided, held_out_note, stratified_test_rows
 
 KEYS = ("x_train", "y_train", "x_test", "y_test", "classes")
 CHANNELS = (1, 3, 4)
-ALONE = ""  # the name of the array of an .npy file, which has none
+_LABEL = 16  # bytes for a label on its way from the file to a tensor of int64
+_HELD_LABEL = 24  # the same where a test part is held out, for which labels are counted
 REMEDY = "write it with numpy.savez(path, x_train=…, y_train=…, x_test=…, y_test=…)"
 
 Part = tuple[np.ndarray, np.ndarray]
@@ -39,83 +36,37 @@ def npz(path: Path) -> Dataset:
         notes = (held_out_note(path.name, len(test[1]), total),)
     else:
         test = _part(arrays, "test", classes, path)
-        _check_alike(arrays, train, test, path)
+        _check_alike(train, test, path)
     kind = "image" if train[0].ndim == 4 else "vector"
-    return Dataset(path.stem, split_of(*train), split_of(*test), classes, kind, notes=notes)
+    train_split, test_split = (
+        split_of(_ready(x, f"x_{name}", path), y)
+        for name, (x, y) in (("train", train), ("test", test))
+    )
+    return Dataset(path.stem, train_split, test_split, classes, kind, notes=notes)
 
 
 def _load(path: Path) -> dict[str, np.ndarray]:
-    arrays = read_arrays(path, lambda names: [key for key in KEYS if key in names], REMEDY)
+    arrays = read_arrays(path, lambda names: [key for key in KEYS if key in names], REMEDY, _needed)
     if ALONE in arrays:
         raise _wrong(path, "it is one array, not an .npz of several")
     return arrays
 
 
-def read_arrays(
-    path: Path, choose: Callable[[list[str]], list[str]], remedy: str
-) -> dict[str, np.ndarray]:
-    """The arrays of an .npz that `choose` takes from their names; of an .npy the one, as `ALONE`.
-
-    Nothing is unpickled, and what the arrays say of their sizes is held against the file and the
-    memory before any is expanded. All that can go wrong is a `DataError` with the remedy.
-    """
-    try:
-        with path.open("rb") as stream:
-            start = stream.read(2)  # numpy would take any other beginning for a pickle
-            stream.seek(0)
-            if start == b"\x93N":
-                _check_array(stream, path.stat().st_size)
-                stream.seek(0)
-                return {ALONE: np.lib.format.read_array(stream, allow_pickle=False)}
-            if start != b"PK":
-                raise damaged(path, "it is no .npy or .npz file", remedy)
-            return _members(path, stream, choose)
-    except DataError:
-        raise
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
-    except OSError as error:
-        raise damaged(
-            path, f"cannot be read ({error})", "check the path and its permissions"
-        ) from error
-    except Exception as error:  # a damaged zip can go wrong in nearly any way
-        raise damaged(path, f"its arrays cannot be read ({_fault(error)})", remedy) from error
+def _needed(headers: Headers) -> int:
+    """The bytes that reading takes at its peak: the arrays as stored, and beside them as used."""
+    used = sum(_made_bytes(header) for name, header in headers.items() if name.startswith("x_"))
+    labels = sum(header.size for name, header in headers.items() if name.startswith("y_"))
+    if "x_train" not in headers or "x_test" in headers:
+        return stored_bytes(headers) + used + _LABEL * labels
+    moved = round(TEST_SHARE * headers["x_train"].nbytes)  # before anything is made of it
+    return stored_bytes(headers) + max(used, moved) + _HELD_LABEL * labels
 
 
-def _members(
-    path: Path, stream: BinaryIO, choose: Callable[[list[str]], list[str]]
-) -> dict[str, np.ndarray]:
-    with zipfile.ZipFile(stream) as archive:
-        sizes = {i.filename.removesuffix(".npy"): i.file_size for i in archive.infolist()}
-        chosen = choose(list(sizes))
-        needed = 2 * sum(sizes[name] for name in chosen)  # once as stored, once as used
-        ask_memory(path, needed, "its arrays", "give fewer rows, or images as uint8")
-        arrays = {}
-        for name in chosen:
-            member = f"{name}.npy" if f"{name}.npy" in archive.namelist() else name
-            with archive.open(member) as content:
-                _check_array(content, sizes[name])
-            with archive.open(member) as content:
-                arrays[name] = np.lib.format.read_array(content, allow_pickle=False)
-                content.read(1)  # at the end, where zip compares its own sum
-        return arrays
-
-
-def _check_array(stream: IO[bytes], size: int) -> None:
-    """Refuse an array whose header promises more than its `size` bytes hold."""
-    version = np.lib.format.read_magic(stream)
-    read = {(1, 0): np.lib.format.read_array_header_1_0}.get(
-        version, np.lib.format.read_array_header_2_0
-    )
-    shape, _, dtype = read(stream)
-    if not dtype.hasobject and math.prod(shape) * dtype.itemsize > size:
-        raise ValueError(f"{dtype} of shape {shape} is more than its {size:,} bytes can hold")
-
-
-def _fault(error: Exception) -> str:
-    """What numpy says of arrays that it cannot read, less its advice to unpickle them."""
-    told = str(error) or type(error).__name__
-    return "it holds Python objects, which are never loaded" if "pickle" in told else told
+def _made_bytes(header: Header) -> int:
+    """The bytes of what `_ready` makes of an array; none where the array itself is used."""
+    dtype = np.dtype(np.uint8 if _is_pixels(header.dtype, len(header.shape)) else np.float32)
+    is_copied = header.dtype != dtype or header.is_fortran or _is_channels_last(header.shape)
+    return is_copied * header.size * dtype.itemsize
 
 
 def _wrong(path: Path, found: str) -> DataError:
@@ -181,9 +132,9 @@ def _first_label(arrays: dict[str, np.ndarray], classes: int) -> int:
     return int(labels.size > 0 and labels.min() == 1 and labels.max() == classes)
 
 
-def _check_alike(arrays: dict[str, np.ndarray], train: Part, test: Part, path: Path) -> None:
+def _check_alike(train: Part, test: Part, path: Path) -> None:
     """Pixels and other numbers are on different scales, even where both become vectors."""
-    kinds = arrays["x_train"].dtype, arrays["x_test"].dtype
+    kinds = train[0].dtype, test[0].dtype
     are_pixels = [kind == np.uint8 for kind in kinds]
     if train[0].shape[1:] != test[0].shape[1:] or are_pixels[0] != are_pixels[1]:
         raise _wrong(
@@ -209,6 +160,7 @@ def _text(names: np.ndarray) -> np.ndarray:
 
 
 def _examples(x: np.ndarray, name: str, path: Path) -> np.ndarray:
+    """The array with its axes in our order; nothing is copied."""
     if x.dtype.kind not in "fiub" or x.ndim not in (2, 3, 4) or 0 in x.shape[1:]:
         raise _wrong(
             path,
@@ -216,25 +168,42 @@ def _examples(x: np.ndarray, name: str, path: Path) -> np.ndarray:
             f"of {x.shape}",
         )
     if x.ndim == 3:
-        x = x[:, None]
-    elif x.ndim == 4 and x.shape[1] not in CHANNELS and x.shape[3] in CHANNELS:
-        x = x.transpose(0, 3, 1, 2)
-    if x.dtype == np.uint8:
-        return x if x.ndim == 4 else x.astype(np.float32) / 255
+        return x[:, None]
+    return x.transpose(0, 3, 1, 2) if _is_channels_last(x.shape) else x
+
+
+def _is_channels_last(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 4 and shape[1] not in CHANNELS and shape[3] in CHANNELS
+
+
+def _is_pixels(dtype: np.dtype, axes: int) -> bool:
+    return dtype == np.uint8 and axes > 2
+
+
+def _ready(x: np.ndarray, name: str, path: Path) -> np.ndarray:
+    """The examples as they are trained on, copied once at most: rows are most of the memory."""
+    if _is_pixels(x.dtype, x.ndim):
+        return np.ascontiguousarray(x)
+    is_bytes = x.dtype == np.uint8
     with np.errstate(over="ignore"):  # what does not fit is told of below
-        x = x.astype(np.float32)
-    if not np.isfinite(x).all():
+        x = x.astype(np.float32, order="C", copy=False)
+    if is_bytes:
+        x /= 255
+    elif not np.isfinite((x.min(), x.max())).all():  # both are NaN where one of x is
         raise _wrong(path, f"{name} has values that are not finite numbers in float32")
     return x
 
 
 def held_out(train: Part, path: Path) -> tuple[Part, Part]:
-    """Rows and labels in two parts: a fifth of each class, by a fixed seed, is the second."""
+    """Rows and labels in two parts: a fifth of each class, by a fixed seed, is the second.
+
+    Both lie in the memory of `train`, which is no longer in its order.
+    """
     x, y = train
     test = stratified_test_rows(y)
     if not test.any():
         raise damaged(path, "no test part can be held out: no class has two examples", "add some")
-    return (x[~test], y[~test]), (x[test], y[test])
+    return divided(x, y, test)
 
 
 def brief(values: np.ndarray) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 
 SPLIT_SEED = 20171009
 TEST_SHARE = 0.2
+_AT_ONCE = 1 << 20  # bytes of rows, moved in one go
 
 
 def stratified_test_rows(labels: np.ndarray, share: float = TEST_SHARE) -> np.ndarray:
@@ -21,6 +22,22 @@ def stratified_test_rows(labels: np.ndarray, share: float = TEST_SHARE) -> np.nd
         count = min(max(1, round(share * len(rows))), len(rows) - 1)
         mask[rows[:count]] = True
     return mask
+
+
+def divided(
+    x: np.ndarray, y: np.ndarray, test: np.ndarray
+) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """Rows and labels in two parts, those not in the mask `test` and those in it, in their order.
+
+    Rows are moved within `x`, of which both parts are slices: a copy may not fit beside it.
+    """
+    held, kept = x[test], np.flatnonzero(~test)
+    step = max(1, _AT_ONCE // x[:1].nbytes)
+    for start in range(0, len(kept), step):
+        rows = kept[start : start + step]  # none before `start`, so none that is overwritten
+        x[start : start + len(rows)] = x[rows]
+    x[len(kept) :] = held
+    return (x[: len(kept)], y[~test]), (x[len(kept) :], y[test])
 
 
 def kept_rows(total: int, keep: int, seed: int) -> np.ndarray:

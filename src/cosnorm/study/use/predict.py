@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from cosnorm.study.data import take
-from cosnorm.study.data.arrays import read_arrays
 from cosnorm.study.data.errors import DataError
 from cosnorm.study.data.images import is_picture, read_picture
+from cosnorm.study.data.npy import read_arrays
 from cosnorm.study.data.tables import read_table
 from cosnorm.study.data.text import TextFeatures
 from cosnorm.study.data.texts import is_document, read_document
