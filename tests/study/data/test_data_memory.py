@@ -4,6 +4,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from cosnorm.study.data import DataError, images, load, memory, npy, tables
 from cosnorm.study.data.memory import ask_memory, memory_here
@@ -94,3 +95,28 @@ def test_parts_in_one_memory_keep_the_order_of_their_rows():
     for part, expected in zip(divided(x, y, test), parts, strict=True):
         assert np.array_equal(part[0], expected[0]) and np.array_equal(part[1], expected[1])
         assert np.shares_memory(part[0], x)
+
+
+@pytest.mark.parametrize("width, rows, text", [(200, 10_000, "1"), (3, 100_000, "0.123456")])
+@pytest.mark.parametrize("has_split", [False, True])
+def test_as_much_is_asked_for_a_table_as_it_takes(
+    tmp_path, monkeypatch, width, rows, text, has_split
+):
+    names = [*(f"x{i}" for i in range(width)), "y", *(["split"] * has_split)]
+    lines = [[*[text] * width, label, *(["train"] * has_split)] for label in ("one", "two")]
+    lines = [",".join(line) for line in lines] * (rows // 2)
+    if has_split:
+        lines[-2:] = [line.replace("train", "test") for line in lines[-2:]]
+    (tmp_path / "own.csv").write_text("\n".join([",".join(names), *lines, ""]))
+    asked, taken = asked_and_taken(tmp_path / "own.csv", monkeypatch)
+    assert taken - BUFFERS < asked < 1.3 * taken
+
+
+@pytest.mark.parametrize("colour", [(10, 20, 30), (9, 9, 9)])
+def test_as_much_is_asked_for_pictures_as_they_take(tmp_path, monkeypatch, colour):
+    for i in range(60):
+        path = tmp_path / "ab"[i % 2] / f"{i}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (300, 300), colour).save(path)
+    asked, taken = asked_and_taken(tmp_path, monkeypatch)
+    assert taken - BUFFERS < asked < 1.3 * taken

@@ -31,18 +31,11 @@ def image_folders(root: Path, size: int | None = None) -> Dataset:
         raise DataError(f"image size must be a number of pixels, 1 to {most:,}; got {size!r}")
     found = class_folders(root, is_picture, "pictures")
     pictures = _Pictures(size)
-    count, first = len(found.train) + len(found.test), pictures.read(found.train[0][0])
-    _, height, width = first.shape
-    ask_memory(
-        root,
-        2 * count * first.nbytes,  # once as pictures, once as an array of them
-        f"{count:,} pictures of {width} × {height} pixels",
-        "give a smaller --image-size",
-    )
+    _ask_memory(root, len(found.train) + len(found.test), pictures.read(found.train[0][0]))
     x_train, x_test = (
-        np.stack([pictures.read(path) for path, _ in part]) for part in (found.train, found.test)
+        pictures.read_all([path for path, _ in part]) for part in (found.train, found.test)
     )
-    if all(_is_grey(x) for x in (x_train, x_test)):
+    if pictures.are_grey:
         x_train, x_test = x_train[:, :1], x_test[:, :1]
     y_train, y_test = (np.array([label for _, label in part]) for part in (found.train, found.test))
     return Dataset(
@@ -52,6 +45,17 @@ def image_folders(root: Path, size: int | None = None) -> Dataset:
         found.classes,
         "image",
         notes=found.notes,
+    )
+
+
+def _ask_memory(root: Path, count: int, first: np.ndarray) -> None:
+    """Three channels of each, and where all may be grey one of them once more."""
+    channels, height, width = first.shape
+    ask_memory(
+        root,
+        (channels + _is_grey(first)) * height * width * count,
+        f"{count:,} pictures of {width} × {height} pixels",
+        "give a smaller --image-size",
     )
 
 
@@ -85,16 +89,26 @@ def read_picture(path: Path, size: tuple[int, int] | None = None, mode: str = "R
 
 
 class _Pictures:
-    """Reads pictures and sees to it that all are of one size."""
+    """Reads pictures, sees to it that all are of one size, and whether all are grey."""
 
     def __init__(self, size: int | None) -> None:
         self._size = None if size is None else (size, size)
         self._first: tuple[Path, tuple[int, int]] | None = None
+        self.are_grey = True
 
     def read(self, path: Path) -> np.ndarray:
         picture = read_picture(path, self._size)
         self._check_size(path, (picture.shape[2], picture.shape[1]))
+        self.are_grey = self.are_grey and _is_grey(picture)
         return picture
+
+    def read_all(self, paths: list[Path]) -> np.ndarray:
+        """One array of them, filled one by one: a list to stack would take as much again."""
+        first = self.read(paths[0])
+        x = np.empty((len(paths), *first.shape), first.dtype)
+        for row, path in zip(x, paths, strict=True):
+            row[:] = self.read(path)
+        return x
 
     def _check_size(self, path: Path, size: tuple[int, int]) -> None:
         if self._first is None:
@@ -108,5 +122,5 @@ class _Pictures:
             )
 
 
-def _is_grey(x: np.ndarray) -> bool:
-    return bool((x[:, 0] == x[:, 1]).all() and (x[:, 0] == x[:, 2]).all())
+def _is_grey(picture: np.ndarray) -> bool:
+    return bool((picture == picture[:1]).all())
