@@ -113,6 +113,46 @@ def test_npz_without_a_test_part_holds_out_a_fifth(tmp_path):
     assert data.fingerprint == load(path).fingerprint
 
 
+@pytest.mark.parametrize("name", ["val", "valid", "validation", "dev"])
+def test_npz_with_a_validation_part_alone_is_tested_on_it(tmp_path, name):
+    parts = _parts()
+    changed = {key.replace("test", name): value for key, value in parts.items()}
+    data = load(_save(tmp_path / "own.npz", **changed))
+    assert np.array_equal(data.test.x, parts["x_test"]) and len(data.train) == 20
+    assert data.notes == (f"own.npz has no x_test: x_{name} is the test part",)
+
+
+@pytest.mark.parametrize(
+    "name, told",
+    [
+        ("x_val", "x_val would not be used: .* test is the test part already; rename it"),
+        ("y_validation", "y_validation would not be used"),
+        ("X_test", "X_test would not be used: parts are train, test, .* in small letters"),
+        ("x_eval", "x_eval would not be used"),
+        ("x_unlabelled", "x_unlabelled would not be used"),
+    ],
+)
+def test_npz_parts_that_would_not_be_used_are_refused(tmp_path, name, told):
+    with pytest.raises(DataError, match=f"own.npz: {told}"):
+        load(_save(tmp_path / "own.npz", **_parts(), **{name: pixels(10, 4)}))
+
+
+def test_npz_with_a_capital_part_alone_is_refused(tmp_path):
+    changed = {key.replace("x_test", "X_test"): value for key, value in _parts().items()}
+    with pytest.raises(DataError, match="X_test would not be used"):
+        load(_save(tmp_path / "own.npz", **changed))
+    two = {key.replace("test", "val"): value for key, value in _parts().items()}
+    with pytest.raises(
+        DataError, match=r"x_dev would not be used: .* val is the test part already"
+    ):
+        load(_save(tmp_path / "own.npz", **two, x_dev=two["x_val"]))
+
+
+def test_other_arrays_are_named(tmp_path):
+    data = load(_save(tmp_path / "own.npz", **_parts(), weights=np.ones(20)))
+    assert data.notes == ("own.npz: its array weights is not used",)
+
+
 def _nan(x):
     x = x.copy()
     x[3, 1] = np.nan
@@ -322,6 +362,35 @@ def test_a_part_by_any_of_its_names_is_used_and_told(tmp_path, name):
 def test_parts_that_cannot_all_be_used_are_refused(tmp_path, parts, told):
     with pytest.raises(DataError, match=told):
         load(_folders(tmp_path, parts=parts))
+
+
+@pytest.mark.parametrize(
+    "parts", [("train", "eval"), ("train", "test", "unlabelled"), ("train", "val", "train2")]
+)
+def test_folders_of_pictures_beside_the_parts_are_refused(tmp_path, parts):
+    told = f"{parts[-1]}: pictures in it, and it is no part by its name, .* or name it test"
+    with pytest.raises(DataError, match=told):
+        load(_folders(tmp_path, parts=parts))
+
+
+def test_folders_without_pictures_beside_the_parts_are_named(tmp_path):
+    root = _folders(tmp_path / "pets")
+    (root / "boxes").mkdir()
+    (root / "boxes" / "cat.json").write_text("{}")
+    (root / "boxes" / "._cat.png").write_text("x")
+    _picture(root / ".cache" / "0.png")
+    assert load(root).notes == ("pets: its folder boxes is not used",)
+
+
+def test_pictures_within_class_folders_deeper_are_refused(tmp_path):
+    root = _folders(tmp_path, parts=(".",))
+    for hidden in ("._0.png", ".thumbnails/0.png", "more/._0.png", "more/.thumbnails/0.png"):
+        _picture(root / "cat" / hidden)
+    assert len(load(root).train) == 16
+    _picture(root / "cat" / "more" / "deep" / "0.png")
+    told = r"cat/more/deep/0.png: pictures must lie in the class folder itself; move those in more"
+    with pytest.raises(DataError, match=told):
+        load(root)
 
 
 def test_what_is_held_out_is_told(tmp_path):

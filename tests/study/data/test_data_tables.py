@@ -138,6 +138,16 @@ def test_text_folders(tmp_path):
     )
 
 
+def test_texts_that_would_not_be_used_are_refused(tmp_path):
+    deep = _texts(tmp_path / "deep") / "ships" / "old"
+    deep.mkdir()
+    (deep / "0.txt").write_text("sail")
+    with pytest.raises(DataError, match=r"old/0.txt: texts must lie in the class folder itself"):
+        load(tmp_path / "deep")
+    with pytest.raises(DataError, match=r"eval: texts in it, and it is no part by its name"):
+        load(_texts(tmp_path / "beside", parts=("train", "eval")))
+
+
 def test_text_folders_that_say_nothing(tmp_path):
     with pytest.raises(DataError, match=r"no word occurs in 50 training documents; lower min_df"):
         load(_texts(tmp_path / "rare"), min_df=50)

@@ -7,9 +7,16 @@ import numpy as np
 from cosnorm.study.data.dataset import Dataset, split_of
 from cosnorm.study.data.errors import DataError, damaged
 from cosnorm.study.data.npy import ALONE, Header, Headers, read_arrays, stored_bytes
-from cosnorm.study.data.splits import TEST_SHARE, divided, held_out_note, stratified_test_rows
+from cosnorm.study.data.splits import (
+    TEST_SHARE,
+    VALIDATION,
+    divided,
+    held_out_note,
+    stratified_test_rows,
+)
 
 KEYS = ("x_train", "y_train", "x_test", "y_test", "classes")
+_ALWAYS = ("x_train", "y_train", "classes")  # whatever the test part is called
 CHANNELS = (1, 3, 4)
 _LABEL = 16  # bytes for a label on its way from the file to a tensor of int64
 _HELD_LABEL = 24  # the same where a test part is held out, for which labels are counted
@@ -23,42 +30,71 @@ def npz(path: Path) -> Dataset:
 
     uint8 means pixels 0…255: (N, H, W), (N, C, H, W) or (N, H, W, C) are images, (N, F) become
     vectors in [0, 1]. Other numbers are taken as they are: (N, F) vectors, or images in floats.
-    Labels are 0…K-1, 1…K, or text. Without a test part, a fifth of each class is held out by a
-    fixed seed.
+    Labels are 0…K-1, 1…K, or text. Without a test part, one named `val`, `valid`, `validation` or
+    `dev` is; without that a fifth of each class is held out by a fixed seed.
     """
-    arrays = _load(path)
+    arrays, notes = _load(path)
     classes = _classes(arrays, path)
     train = _part(arrays, "train", classes, path)
-    notes = ()
-    if not {"x_test", "y_test"} & arrays.keys():
+    tested = next((key[2:] for key in arrays if key not in _ALWAYS), None)
+    if tested is None:
         total = len(train[1])
         train, test = held_out(train, path)
-        notes = (held_out_note(path.name, len(test[1]), total),)
+        notes.append(held_out_note(path.name, len(test[1]), total))
     else:
-        test = _part(arrays, "test", classes, path)
-        _check_alike(train, test, path)
+        test = _part(arrays, tested, classes, path)
+        _check_alike(train, test, tested, path)
+        if tested != "test":
+            notes.append(f"{path.name} has no x_test: x_{tested} is the test part")
     kind = "image" if train[0].ndim == 4 else "vector"
     train_split, test_split = (
         split_of(_ready(x, f"x_{name}", path), y)
-        for name, (x, y) in (("train", train), ("test", test))
+        for name, (x, y) in (("train", train), (tested or "train", test))
     )
-    return Dataset(path.stem, train_split, test_split, classes, kind, notes=notes)
+    return Dataset(path.stem, train_split, test_split, classes, kind, notes=tuple(notes))
 
 
-def _load(path: Path) -> dict[str, np.ndarray]:
-    arrays = read_arrays(path, lambda names: [key for key in KEYS if key in names], REMEDY, _needed)
+def _load(path: Path) -> tuple[dict[str, np.ndarray], list[str]]:
+    """The arrays that are used, and a note of each that is not."""
+    notes: list[str] = []
+
+    def choose(names: list[str]) -> list[str]:
+        keys = _used(names, path)
+        unused = [name for name in names if name not in keys]
+        notes.extend(f"{path.name}: its array {name} is not used" for name in unused)
+        return keys
+
+    arrays = read_arrays(path, choose, REMEDY, _needed)
     if ALONE in arrays:
         raise _wrong(path, "it is one array, not an .npz of several")
-    return arrays
+    return arrays, notes
+
+
+def _used(names: list[str], path: Path) -> list[str]:
+    """The names of arrays that are used; parts that cannot all be used are refused."""
+    parts = dict.fromkeys(name[2:] for name in names if name[:2].lower() in ("x_", "y_"))
+    known = [part for part in ("test", *VALIDATION) if part in parts]
+    keys = [*_ALWAYS, *(f"{kind}_{part}" for part in known[:1] for kind in "xy")]
+    unused = (name for name in names if name[:2].lower() in ("x_", "y_") and name not in keys)
+    if other := next(unused, None):
+        beside = f"{known[0]} is the test part already" if known else "its part is none of these"
+        raise damaged(
+            path,
+            f"{other} would not be used: parts are train, test, or {', '.join(VALIDATION)} for "
+            f"test, in small letters, and {beside}",
+            "rename it, put its rows into x_train, or leave it out",
+        )
+    return [key for key in keys if key in names]
 
 
 def _needed(headers: Headers) -> int:
     """The bytes that reading takes at its peak: the arrays as stored, and beside them as used."""
-    used = sum(_made_bytes(header) for name, header in headers.items() if name.startswith("x_"))
+    x = [header for name, header in headers.items() if name.startswith("x_")]
+    used = sum(map(_made_bytes, x))
     labels = sum(header.size for name, header in headers.items() if name.startswith("y_"))
-    if "x_train" not in headers or "x_test" in headers:
+    if len(x) != 1:
         return stored_bytes(headers) + used + _LABEL * labels
-    moved = round(TEST_SHARE * headers["x_train"].nbytes)  # before anything is made of it
+    moved = round(TEST_SHARE * x[0].nbytes)  # before anything is made of it
     return stored_bytes(headers) + max(used, moved) + _HELD_LABEL * labels
 
 
@@ -132,14 +168,14 @@ def _first_label(arrays: dict[str, np.ndarray], classes: int) -> int:
     return int(labels.size > 0 and labels.min() == 1 and labels.max() == classes)
 
 
-def _check_alike(train: Part, test: Part, path: Path) -> None:
+def _check_alike(train: Part, test: Part, tested: str, path: Path) -> None:
     """Pixels and other numbers are on different scales, even where both become vectors."""
     kinds = train[0].dtype, test[0].dtype
     are_pixels = [kind == np.uint8 for kind in kinds]
     if train[0].shape[1:] != test[0].shape[1:] or are_pixels[0] != are_pixels[1]:
         raise _wrong(
             path,
-            f"x_train has examples of {train[0].shape[1:]} ({kinds[0]}), x_test of "
+            f"x_train has examples of {train[0].shape[1:]} ({kinds[0]}), x_{tested} of "
             f"{test[0].shape[1:]} ({kinds[1]}), and they must agree",
         )
 

@@ -1,5 +1,6 @@
 """Folders of class folders: which are the training and the test part, and what is in them."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -7,13 +8,13 @@ from typing import NamedTuple
 import numpy as np
 
 from cosnorm.study.data.errors import DataError
-from cosnorm.study.data.splits import held_out_note, stratified_test_rows
+from cosnorm.study.data.splits import VALIDATION, held_out_note, stratified_test_rows
 
 LAYOUT = "the layout is FOLDER/CLASS/FILE, or FOLDER/train/CLASS/FILE and FOLDER/test/CLASS/FILE"
 _PARTS = {
     "train": ("train", "training"),
     "test": ("test", "testing"),
-    "val": ("val", "valid", "validation", "dev"),
+    "val": VALIDATION,
 }
 
 File = tuple[Path, int]
@@ -33,19 +34,46 @@ def class_folders(root: Path, is_wanted: Callable[[Path], bool], what: str) -> F
 
     Beside `train`, a folder `test` is the test part, or else one named `val`, `valid`,
     `validation` or `dev`; where there is none, a fifth of each class is held out by a fixed seed.
-    Capitals do not matter.
+    Capitals do not matter. Files that are wanted in other folders beside `train`, or in folders
+    within a class folder, are refused.
     """
     parts = _parts(root)
+    notes = _beside(root, parts, is_wanted, what) if parts else ()
     train_root = parts.get("train", root)
     classes = _class_names(train_root)
     train = _files(train_root, classes, is_wanted, what)
     place = parts.get("test") or parts.get("val")
     if place is None:
-        return _with_test(root.name, classes, train, train_root, what)
-    test, notes = _files(place, classes, is_wanted, what), ()
+        train, test, note = _with_test(root.name, train, train_root, what)
+        return Found(classes, train, test, (*notes, note))
+    test = _files(place, classes, is_wanted, what)
     if "test" not in parts:
-        notes = (f"{root.name} has no test folder: {place.name} is the test part",)
+        notes += (f"{root.name} has no test folder: {place.name} is the test part",)
     return Found(classes, train, test, notes)
+
+
+def _beside(
+    root: Path, parts: dict[str, Path], is_wanted: Callable[[Path], bool], what: str
+) -> tuple[str, ...]:
+    """A note of each folder beside the parts; one with files that are wanted is refused."""
+    others = [folder for folder in _folders(root) if folder not in parts.values()]
+    for folder in others:
+        if _within(folder, is_wanted):
+            raise DataError(
+                f"{folder}: {what} in it, and it is no part by its name, so they would not be "
+                f"used; move it elsewhere, or name it test; {LAYOUT}"
+            )
+    return tuple(f"{root.name}: its folder {folder.name} is not used" for folder in others)
+
+
+def _within(folder: Path, is_wanted: Callable[[Path], bool]) -> Path | None:
+    """A file that is wanted, at any depth; hidden folders are passed over."""
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for path in (Path(place, name) for name in sorted(names)):
+            if is_wanted(path):
+                return path
+    return None
 
 
 def _parts(root: Path) -> dict[str, Path]:
@@ -94,6 +122,7 @@ def _files(
     for label, name in enumerate(classes):
         paths = sorted((folder / name).iterdir()) if (folder / name).is_dir() else []
         wanted = [path for path in paths if is_wanted(path)]
+        _check_depth(set(paths) - set(wanted), is_wanted, what)
         if not wanted:
             raise DataError(
                 f"{folder / name}: no {what} in it; add some or remove the class; {LAYOUT}"
@@ -102,9 +131,20 @@ def _files(
     return found
 
 
+def _check_depth(others: set[Path], is_wanted: Callable[[Path], bool], what: str) -> None:
+    """Files deeper than in a class folder may be of any meaning, so they are refused."""
+    for folder in sorted(others):
+        hidden = folder.name.startswith(".") or not folder.is_dir()
+        if not hidden and (deep := _within(folder, is_wanted)):
+            raise DataError(
+                f"{deep}: {what} must lie in the class folder itself; move those in "
+                f"{folder.name} up into {folder.parent.name}, or elsewhere; {LAYOUT}"
+            )
+
+
 def _with_test(
-    name: str, classes: tuple[str, ...], files: list[File], folder: Path, what: str
-) -> Found:
+    name: str, files: list[File], folder: Path, what: str
+) -> tuple[list[File], list[File], str]:
     mask = stratified_test_rows(np.array([label for _, label in files]))
     if not mask.any():
         raise DataError(
@@ -112,4 +152,4 @@ def _with_test(
         )
     train = [file for file, held in zip(files, mask, strict=True) if not held]
     test = [file for file, held in zip(files, mask, strict=True) if held]
-    return Found(classes, train, test, (held_out_note(name, len(test), len(files)),))
+    return train, test, held_out_note(name, len(test), len(files))

@@ -7,6 +7,7 @@ import numpy as np
 
 SPLIT_SEED = 20171009
 TEST_SHARE = 0.2
+VALIDATION = ("val", "valid", "validation", "dev")  # names of a part that is the test part alone
 _AT_ONCE = 1 << 20  # bytes of rows, moved in one go
 
 
