@@ -49,6 +49,12 @@ def test_labels_that_are_numbers_are_in_their_order(tmp_path):
     assert load(_csv(tmp_path / "own.csv", text)).classes == ("1", "9", "10")
 
 
+@pytest.mark.parametrize("names", [("1.0", "2.0"), ("1.5", "1.5b"), ("dose 0.5", "dose 1.5")])
+def test_labels_that_are_no_decimals_are_classes(tmp_path, names):
+    text = "class,x\n" + "".join(f"{name},1\n" for name in names * 5)
+    assert load(_csv(tmp_path / "own.csv", text)).classes == names
+
+
 DAMAGE = {
     "empty": ("", "first line must name every column|no column of numbers"),
     "no labels": (
@@ -56,7 +62,23 @@ DAMAGE = {
         "no column of labels among x, z; name it label, class, target or y",
     ),
     "two of labels": ("y,class,x\n1,2,3\n", "several columns of labels: class and y; rename"),
-    "twice": ("x,x,y\n1,2,3\n", "must name every column"),
+    "twice": (
+        "x,x,y\n1,2,3\n",
+        "must name every column, and no two alike, but 2 are named 'x'; name it",
+    ),
+    "no name": ("x,,y\n1,2,3\n", "no two alike, but column 2 has no name; name it"),
+    "decimals": (
+        "x,y\n" + "1,0.5\n2,1.5\n" * 9,
+        r"its labels look like numbers to predict \(such as 0.5\), and here only classes are",
+    ),
+    "numbers": (
+        "x,y\n" + "".join(f"1,{i}\n" for i in range(300)),
+        r"look like numbers to predict \(300 in 300 rows\).* name them by words",
+    ),
+    "numbers, some twice": (
+        "x,y\n" + "".join(f"1,{min(i, 250)}\n" for i in range(300)),
+        r"look like numbers to predict \(251 in 300 rows\)",
+    ),
     "no numbers": ("y\na\nb\n", "no column of numbers"),
     "no rows": ("x,y\n", "no row under its first line"),
     "one class": ("x,y\n1,a\n2,a\n", "1 class in it"),

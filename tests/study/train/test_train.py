@@ -1,5 +1,6 @@
 import json
 import math
+import re
 import shutil
 
 import pytest
@@ -323,6 +324,18 @@ def test_other_data_is_refused(tmp_path):
     run(config, tmp_path, dataset=vector_data(), stop=StopAfter(3))
     with pytest.raises(RunError, match="was begun with other data than clusters is now"):
         run(config, tmp_path, dataset=vector_data(rows=70))
+
+
+def test_other_data_is_named_by_its_path_where_it_has_one(tmp_path):
+    path = tmp_path / "own.csv"
+    rows = [f"{i},{'ab'[i % 2]}" for i in range(40)]
+    path.write_text("\n".join(["x,y", *rows, ""]))
+    config = configure(str(path), "none", epochs=9, width=4)
+    run(config, tmp_path / "own", stop=StopAfter(3))
+    path.write_text("\n".join(["x,y", *rows[:20], ""]))
+    told = f"own was begun with other data than {re.escape(str(path))} is now"
+    with pytest.raises(RunError, match=told):
+        run(config, tmp_path / "own")
 
 
 def test_other_settings_are_refused(tmp_path):

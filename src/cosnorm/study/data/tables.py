@@ -3,6 +3,7 @@
 import csv
 import sys
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from cosnorm.study.data.splits import divided, held_out_note
 
 LABELS = ("label", "class", "target", "y")
 SPLIT = "split"
+_MOST_RARE = 20  # classes that are numbers, of which most may come once
 _NUMBER = 5.2  # bytes: a float32, room to grow, and a fifth moved where a test part is held out
 _ROW = 28  # bytes for the places of its label in lists, and for its number
 
@@ -45,6 +47,7 @@ def table(path: Path) -> Dataset:
             f"name it {', '.join(LABELS[:-1])} or {LABELS[-1]} in the first line",
         )
     names = sorted(set(read.labels), key=_natural)
+    _check_classes(names, len(read.labels), path)
     if len(names) < 2:
         raise damaged(path, f"{len(names)} class in it, at least two needed", "add rows of others")
     number = {name: i for i, name in enumerate(names)}
@@ -64,6 +67,21 @@ def table(path: Path) -> Dataset:
         columns=read.columns,
         notes=notes,
     )
+
+
+def _check_classes(names: list[str], rows: int, path: Path) -> None:
+    """Refuse labels that are quantities: decimals, or numbers of which hardly one comes twice."""
+    if not all(map(_is_number, names)):
+        return
+    decimals = [name for name in names if not float(name).is_integer()]
+    if decimals or len(names) == rows > 1 or len(names) > max(_MOST_RARE, rows // 2):
+        found = f"such as {decimals[0]}" if decimals else f"{len(names):,} in {rows:,} rows"
+        raise damaged(
+            path,
+            f"its labels look like numbers to predict ({found}), and here only classes are "
+            "predicted",
+            "put rows into classes; if they are classes already, name them by words",
+        )
 
 
 def _divided(
@@ -117,8 +135,10 @@ def _lines(path: Path) -> int:
 
 def _read(path: Path, lines: Iterator[list[str]]) -> Table:
     names = [name.strip() for name in next(lines, [])]
-    if len(set(names)) < len(names) or not all(names):
-        raise damaged(path, "its first line must name every column, each otherwise", "name them")
+    if wrong := _unnamed(names):
+        raise damaged(
+            path, f"its first line must name every column, and no two alike, but {wrong}", "name it"
+        )
     places = {name.lower(): place for place, name in enumerate(names)}
     labels = [places[name] for name in LABELS if name in places]
     if len(labels) > 1:
@@ -143,6 +163,14 @@ def _read(path: Path, lines: Iterator[list[str]]) -> Table:
         texts[labels[0]] if labels else None,
         texts[places[SPLIT]] if SPLIT in places else None,
     )
+
+
+def _unnamed(names: list[str]) -> str | None:
+    """What is wrong with the names of columns, if anything is."""
+    if not all(names):
+        return f"column {names.index('') + 1} has no name"
+    often = (item for item in Counter(names).items() if item[1] > 1)
+    return next((f"{count} are named {name!r}" for name, count in often), None)
 
 
 def _numbers(

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -167,9 +168,11 @@ class Session:
 
     def _check_data(self, before: Mapping[str, Any]) -> None:
         if before["fingerprint"] != self.data["fingerprint"]:
+            path = Path(self.config.dataset).expanduser()
+            data = path.resolve() if path.exists() else self.data["name"]
             raise RunError(
-                f"{self.folder.storage.label} was begun with other data than {self.data['name']} "
-                "is now: restore the data, or choose another folder"
+                f"the run {self.folder.storage.label} was begun with other data than {data} is "
+                "now: restore the data, or choose another folder"
             )
 
     def is_due(self, every: float | None) -> bool:
