@@ -209,9 +209,17 @@ def test_what_is_wrong_is_said_in_a_line(store, data, tmp_path, wrong):
 
 
 def test_wrong_usage(store, data):
-    for place, told in (("gs://runs/one", "nothing is known of gs:/"), ("s3://", "BUCKET/PREFIX")):
+    for place, told in (
+        ("gs://runs/one", "nothing is known of gs:/"),
+        ("s3://", "BUCKET/PREFIX"),
+        ("s3://Runs With Space/x", "give the bucket's own name"),
+    ):
         made = cosnorm(*training(data, 1, place), env=store.environment)
         assert made.returncode == 2
         assert is_one_readable_line(made.stderr) and told in made.stderr
+    without = {**store.environment, "AWS_ENDPOINT_URL": store.url.removeprefix("http://")}
+    made = cosnorm(*training(data, 1, PLACE), env=without)
+    assert made.returncode == 2
+    assert is_one_readable_line(made.stderr) and "must be http://HOST:PORT" in made.stderr
     logged = cosnorm(*training(data, 1, PLACE), "--log", "tensorboard", env=store.environment)
     assert logged.returncode == 2 and "writes files of this machine" in logged.stderr

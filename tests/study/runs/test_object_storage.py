@@ -3,6 +3,7 @@
 import contextlib
 import pickle
 import random
+import re
 import sys
 import threading
 import time
@@ -487,6 +488,50 @@ def test_an_unreachable_store(store, monkeypatch):
         storage_at(PLACE).read("a")
 
 
+@pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        *(
+            "127.0.0.1:19555",
+            "nonsense",
+            "localhost:9000/foo",
+            "http://[bad",
+            "http://",
+            "http://:9",
+        ),
+        *(
+            "ftp://host",
+            "http:host",
+            "http://a b",
+            " http://host",
+            "http://host\n",
+            "http://h/?a=b",
+        ),
+        *("http://host:99999", "http://1.2.3.999", "http://[fe80::1%eth0]:9", "http://a@"),
+    ],
+)
+def test_an_endpoint_that_is_no_address(store, monkeypatch, variable, address):
+    monkeypatch.setenv(variable, address)
+    told = rf"{variable} must be http://HOST:PORT or https://HOST; got {re.escape(repr(address))}:"
+    with pytest.raises(ConfigError, match=told):
+        storage_at(PLACE)
+
+
+def test_an_endpoint_in_capitals_is_the_same(store, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", store.url.upper())
+    storage_at(PLACE).write("a", b"1")
+    assert store.keys_with("") == ["study/run/a"]
+
+
+@pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "AWS_REGION"])
+def test_a_line_break_that_was_copied_along_is_told_of(store, monkeypatch, name):
+    monkeypatch.setenv(name, "copied\n")
+    with pytest.raises(ConfigError, match=f"{name} must be .*; got one with .*: set it") as told:
+        storage_at(PLACE)
+    assert "copied" not in str(told.value)
+
+
 def test_wrong_credentials(store, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "wrong")
     told = r"the store answers 403( \(InvalidAccessKeyId\))?: check AWS_ACCESS_KEY_ID, AWS_SECRET"
@@ -526,7 +571,13 @@ def test_without_the_extra(monkeypatch):
         storage_at(PLACE)
 
 
-@pytest.mark.parametrize("place", ["s3://", "s3:///run", "s3://runs/../x", "gs://runs/x", "s3:/a"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        *("s3://", "s3:///run", "s3://runs/../x", "s3://../x", "gs://runs/x", "s3:/a"),
+        *("s3://Runs With Space/x", "s3://rüns/x", "s3://a?b/x", "s3://a#b/x", "s3://a%20b"),
+    ],
+)
 def test_places_that_are_none(place):
     with pytest.raises(ConfigError, match=r"s3://BUCKET/PREFIX.*; got"):
         storage_at(place)

@@ -7,6 +7,7 @@ of those names. A file that the manifest lacks is looked for under its name too,
 restored by a copy; the next owner makes that the run's own.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -33,9 +34,14 @@ class ObjectStorage:
         """The storage at s3://BUCKET/PREFIX."""
         bucket, *parts = address.removeprefix("s3://").split("/")
         kept = [part for part in parts if part]
-        if not bucket or any(part in (".", "..", FOLDER) for part in kept):
+        if any(part in (".", "..", FOLDER) for part in (bucket, *kept)):
             raise ConfigError(
                 f"an object store is named s3://BUCKET/PREFIX, without . and ..; got {address!r}"
+            )
+        if not re.fullmatch(r"[A-Za-z0-9._-]+", bucket):  # else there is no address of it
+            raise ConfigError(
+                "an object store is named s3://BUCKET/PREFIX, with letters of ASCII, digits, dots, "
+                f"hyphens and underscores in BUCKET; got {address!r}: give the bucket's own name"
             )
         return cls(Bucket(bucket), "/".join(kept))
 

@@ -7,7 +7,6 @@ of a conflict, what is there decides whether it was stored, can be tried again, 
 
 import hashlib
 import mimetypes
-import os
 import random
 import re
 import time
@@ -15,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 
+from cosnorm.study.runs.endpoint import check_words, endpoint
 from cosnorm.study.runs.errors import RunError, StorageError
 
 PATIENCE_S = 60.0  # of a request, before it counts as failed
@@ -197,14 +197,10 @@ def _client(bucket: str, seconds: float, tries: int) -> Any:
         "retry_timeout": timedelta(seconds=seconds),
         "backoff": {"init_backoff": timedelta(seconds=_FIRST_PAUSE_S)},
     }
+    check_words()
     # An address without TLS is used where the user has named it.
-    options: Any = {**limits, "allow_http": _endpoint().startswith("http://")}
+    options: Any = {**limits, "allow_http": endpoint().lower().startswith("http://")}
     return S3Store(bucket, client_options=options, retry_config=retries)
-
-
-def _endpoint() -> str:
-    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-    return next((os.environ[name] for name in names if os.environ.get(name)), "")
 
 
 def _got(client: Any, key: str) -> Object | None:
@@ -278,7 +274,7 @@ def _told(error: Exception, bucket: str) -> str:
             "and what they may do in this bucket"
         )
     if status is None:
-        where = _endpoint() or "the store"
+        where = endpoint() or "the store"
         return f"no answer from {where}: check AWS_ENDPOINT_URL and the network, then try again"
     if status in _PASSING:
         return f"{answer}, again and again: give the same command later; nothing saved is lost"
