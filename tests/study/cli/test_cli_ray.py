@@ -318,7 +318,11 @@ def test_torch_counts_gpus_among_those_it_sees(gpus, visible, index):
 @pytest.mark.parametrize(
     "flags, told",
     [
-        (("--cpus-per-run", 0), "a run takes more than 0 CPUs; got 0.0"),
+        (("--cpus-per-run", 0), "a run takes a number of CPUs above 0; got 0.0"),
+        (("--cpus-per-run", "inf"), "a run takes a number of CPUs above 0; got inf"),
+        (("--cpus-per-run", "nan"), "a run takes a number of CPUs above 0; got nan"),
+        (("--gpus-per-run", "inf"), "a run takes whole GPUs, or a part of one; got inf"),
+        (("--gpus-per-run", "nan"), "a run takes whole GPUs, or a part of one; got nan"),
         (("--gpus-per-run", 1.5), "a run takes whole GPUs, or a part of one; got 1.5"),
         (("--gpus-per-run", -1), "a run takes whole GPUs, or a part of one; got -1.0"),
         (("--launcher", "in-process", "--cpus-per-run", 2), "--cpus-per-run does nothing in this"),

@@ -5,6 +5,7 @@ again, and goes on from its last checkpoint. Ray is loaded when the first run is
 """
 
 import itertools
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,9 +55,9 @@ class RayCluster:
         data_dir: str | Path | None = None,
         **options: Any,
     ) -> None:
-        if not cpus > 0:
-            raise ConfigError(f"a run takes more than 0 CPUs; got {cpus}: use 1")
-        if gpus is not None and (gpus < 0 or (gpus > 1 and gpus != int(gpus))):
+        if not 0 < cpus < math.inf:
+            raise ConfigError(f"a run takes a number of CPUs above 0; got {cpus}: use 1")
+        if gpus is not None and not (0 <= gpus <= 1 or (gpus > 1 and float(gpus).is_integer())):
             raise ConfigError(f"a run takes whole GPUs, or a part of one; got {gpus}: use 1 or 0.5")
         self.watcher, self.stop = watcher or (lambda job: Silence()), stop or Stop()
         self.address = address or os.environ.get("RAY_ADDRESS") or None
