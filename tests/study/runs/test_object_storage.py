@@ -340,6 +340,25 @@ def test_an_owner_that_lets_go_is_not_waited_for_to_the_end(store):
         assert manifest_in(store).epoch == 2
 
 
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+def test_a_run_that_is_deleted_while_it_is_waited_for_can_be_had(store, short_lease, method):
+    """While it is waited for a sign of life, or between the last look and the claim."""
+    dead(storage_at(PLACE)).write("config.json", b"settings")
+    looks = []
+
+    def delete(request):
+        looks.append(request)
+        if len(looks) > 2 and request.method == method:
+            store.fault = lambda request: None
+            store.objects.clear()
+
+    store.fault = delete
+    storage = storage_at(PLACE)
+    with storage.claim():
+        assert manifest_in(store).epoch == 1
+        assert storage.names("") == []
+
+
 def test_a_claim_whose_answer_was_lost_is_ones_own(store):
     store.fault = once(lambda r: r.condition == "create", Fault(lost="after"))
     with storage_at(PLACE).claim():

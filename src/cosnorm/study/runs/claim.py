@@ -118,13 +118,15 @@ def claimed(bucket: Bucket, place: str, key: str) -> Claim:
     before = Manifest() if there is None else Manifest.from_bytes(there.content, place)
     if there is not None and before.owner is not None:
         there = _outwaited(bucket, place, key, there, before.owner)
-        before = Manifest.from_bytes(there.content, place)
+        before = Manifest() if there is None else Manifest.from_bytes(there.content, place)
     owner = Owner(secrets.token_hex(8), socket.gethostname(), os.getpid(), _lease())
     mine = replace(before, epoch=before.epoch + 1, number=before.number + 1, owner=owner)
     try:
         etag = bucket.put_if(key, mine.to_bytes(), there and there.etag, PATIENCE_S)
     except Superseded as error:
-        other = error.there and Manifest.from_bytes(error.there.content, place).owner
+        if error.there is None:  # deleted since it was looked at: now there is nobody to wait for
+            return claimed(bucket, place, key)
+        other = Manifest.from_bytes(error.there.content, place).owner
         raise _in_use(place, other) from error
     claim = Claim(bucket, place, key, mine, etag)
     try:
@@ -135,8 +137,11 @@ def claimed(bucket: Bucket, place: str, key: str) -> Claim:
     return claim
 
 
-def _outwaited(bucket: Bucket, place: str, key: str, there: Object, owner: Owner) -> Object:
-    """The manifest of an owner that has given no sign of life for as long as it said, or let go."""
+def _outwaited(bucket: Bucket, place: str, key: str, there: Object, owner: Owner) -> Object | None:
+    """The manifest of an owner that has given no sign of life for as long as it said, or let go.
+
+    None where it was deleted meanwhile.
+    """
     if there.age > owner.lease + _CLOCKS_DIFFER_S:
         return there
     _log.warning(
@@ -146,7 +151,9 @@ def _outwaited(bucket: Bucket, place: str, key: str, there: Object, owner: Owner
     while (left := end - time.monotonic()) > 0:
         time.sleep(min(left, owner.lease / 10, _LOOK_S))
         now = bucket.look(key)
-        if now is None or now.etag == there.etag:
+        if now is None:
+            return None
+        if now.etag == there.etag:
             continue
         other = Manifest.from_bytes(now.content, place).owner
         if other is not None:
