@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
-from cosnorm.study.runs.claim import Claim, claimed
+from cosnorm.study.runs.claim import Claim, ClaimLost, claimed
 from cosnorm.study.runs.errors import ConfigError, DamagedFile, RunError, StorageError
 from cosnorm.study.runs.manifest import FOLDER, MANIFEST, Manifest, Part, epoch_of
 from cosnorm.study.runs.objects import Bucket
@@ -150,8 +150,9 @@ class ObjectStorage:
         return {key.removeprefix(stem) for key in self._bucket.keys(self.prefix)}
 
     def _manifest(self) -> Manifest | None:
-        if self._claim is not None:
-            return self._claim.manifest
+        return self._stored() if self._claim is None else self._claim.manifest
+
+    def _stored(self) -> Manifest | None:
         there = self._bucket.look(self._key(MANIFEST))
         place = f"{self.label}/{MANIFEST}"
         return None if there is None else Manifest.from_bytes(there.content, place)
@@ -182,7 +183,20 @@ class ObjectStorage:
     def _put(self, claim: Claim, name: str, kept: tuple[Part, ...], content: bytes) -> None:
         part = Part.of(claim.new_key(name), content)
         self._bucket.put(self._key(part.key), content)
-        self._commit(claim, name, (*kept, part))
+        try:
+            self._commit(claim, name, (*kept, part))
+        except ClaimLost:
+            self._take_back(part.key)
+            raise
+
+    def _take_back(self, key: str) -> None:
+        """Remove what was put when the run was another's already, who may have no next owner.
+
+        Our last manifest may have been stored before its answer was lost: then the heir has it.
+        """
+        with suppress(StorageError):
+            manifest = self._stored()
+            self._forget({key} - (set() if manifest is None else manifest.keys))
 
     def _commit(self, claim: Claim, name: str, parts: tuple[Part, ...]) -> None:
         """Have `parts` be the file, or none of it; then, and only then, what was it before goes."""
