@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from cli_cases import (
     assert_same_result,
     cosnorm,
@@ -26,22 +27,32 @@ from cli_cases import (
     wait_for,
 )
 from experiment_cases import Notes
+from object_server import BUCKET
 
 from cosnorm.study import compare, configure
 from cosnorm.study.claims import study_named
 from cosnorm.study.claims.study import conduct
-from cosnorm.study.runs.errors import ConfigError, RunError
+from cosnorm.study.runs.errors import ConfigError, RunError, StorageError
 from cosnorm.study.runs.local import LocalStorage
+from cosnorm.study.runs.storage import storage_at
 from cosnorm.study.train import ray_cluster
-from cosnorm.study.train.launchers import InProcess
+from cosnorm.study.train.launchers import InProcess, Job
 from cosnorm.study.train.ray_cluster import RayCluster
 from cosnorm.study.train.ray_connection import loaded
-from cosnorm.study.train.ray_worker import Mailbox, index_of
+from cosnorm.study.train.ray_worker import Letters, Mailbox, Place, index_of, make
 from cosnorm.study.train.stopping import Stop
 
 slow = pytest.mark.slow
 METHODS = ("cosine", "pearson", "batch", "none")
 PLACES = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
+# The object store of the nodes, which does not answer, whatever the one of the program does.
+NODES_STORE = {
+    "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+    "NO_PROXY": "127.0.0.1",
+    "no_proxy": "127.0.0.1",
+    "AWS_ACCESS_KEY_ID": "none",
+    "AWS_SECRET_ACCESS_KEY": "none",
+}
 LOOPBACK = {"127.0.0.1", "[::ffff:127.0.0.1]", "[::1]"}
 until = functools.partial(wait_for, seconds=200)
 
@@ -99,6 +110,8 @@ def cluster():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_health_check_period_ms", "500")
         patch.setenv("PYTHONPATH", PLACES)
+        for name, value in NODES_STORE.items():
+            patch.setenv(name, value)
         made = Nodes()
         yield made
         made.cluster.shutdown()
@@ -240,6 +253,28 @@ def test_a_folder_that_the_nodes_do_not_share(tmp_path, data, cluster, monkeypat
     with pytest.raises(RunError, match=r"is over, but .* does not have it here: its node wrote to"):
         compare(configs_for(data, 1, 1), launcher, Own(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+
+
+@slow
+def test_an_object_store_that_a_node_does_not_reach(data, cluster, store):
+    launcher = RayCluster(address=cluster.address)
+    told = (
+        rf"cosine-seed0 failed on the node {re.escape(socket.gethostname())}: cannot read "
+        rf"s3://{BUCKET}/.*: no answer from http://127\.0\.0\.1:9: check AWS_ENDPOINT_URL and .*"
+        r"set them where `ray start` is called"
+    )
+    with pytest.raises(StorageError, match=told):
+        compare(configs_for(data, 1, 1, ["cosine"]), launcher, f"s3://{BUCKET}/ray")
+
+
+def test_a_node_tells_what_its_storage_lacks(data, store, monkeypatch):
+    (config,) = configs_for(data, 1, 1, ["cosine"])
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "wrong")
+    here = Place(os.getcwd(), torch.get_num_threads(), 0.0)
+    error = make(Job(config, storage_at(f"s3://{BUCKET}/ray")), Letters(None, 0), {}, here)
+    assert type(error) is StorageError
+    told = r"^cosine-seed0 failed on the node .*: check AWS_ACC.*where `ray start` is called$"
+    assert re.match(told, str(error))
 
 
 def arguments(data, out, *more, epochs=4):

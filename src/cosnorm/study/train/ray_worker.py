@@ -1,6 +1,7 @@
 """What the processes of a Ray cluster do: make a run, tell of it, and stop when they are asked."""
 
 import os
+import socket
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -8,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cosnorm.study.runs.config import Config
-from cosnorm.study.runs.errors import InUseError
+from cosnorm.study.runs.errors import InUseError, StorageError
 from cosnorm.study.train.launchers import InProcess, Job
 from cosnorm.study.train.stopping import StartedStop
 
@@ -54,8 +55,19 @@ def make(
                     raise
                 time.sleep(_LOOK_S)
     except Exception as error:
-        error.add_note(traceback.format_exc())
+        told = _told_from(job, error)
+        told.add_note(traceback.format_exc())
+        return told
+
+
+def _told_from(job: Job, error: Exception) -> Exception:
+    """The error as it can be understood elsewhere, where the storage may well answer."""
+    if isinstance(error, InUseError) or not isinstance(error, StorageError):
         return error
+    text = f"{job.config.name} failed on the node {socket.gethostname()}: {error}"
+    if "AWS_" in text:
+        text += "; a node has variables of its own: set them where `ray start` is called"
+    return type(error)(text)
 
 
 def _prepare(job: Job, place: Place) -> None:
