@@ -166,9 +166,9 @@ def check_counts(name: str, **counts: Any) -> None:
 
 def check_choices(name: str, centered: Any, activation: Any) -> None:
     if not isinstance(activation, str | None) or activation not in ACTIVATIONS:
-        known = " or ".join(f'"{each}"' for each in ACTIVATIONS if each)
+        *known, last = ["None", *(f'"{each}"' for each in ACTIVATIONS if each)]
         raise ValueError(
-            f"{name}: activation must be None, {known}, got {activation!r}; "
+            f"{name}: activation must be {', '.join(known)} or {last}, got {activation!r}; "
             "apply any other to the output"
         )
     if not isinstance(centered, bool):

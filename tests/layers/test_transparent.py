@@ -112,16 +112,15 @@ def test_graphs_of_torchs_ops_alone(name, choice):
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "choice"),
     [
-        "linear",
-        "conv1d",
-        "conv2d",
-        *(pytest.param(n, marks=SLOW) for n in ("conv3d", "transpose2d")),
+        *((n, CHOICES[1]) for n in ("linear", "conv1d", "conv2d")),
+        ("conv2d", CHOICES[3]),
+        *(pytest.param(n, CHOICES[1], marks=SLOW) for n in ("conv3d", "transpose2d")),
     ],
 )
-def test_sizes_that_change(name):
-    call, (x, *rest) = layer(name, **CHOICES[1])
+def test_sizes_that_change(name, choice):
+    call, (x, *rest) = layer(name, **choice)
     run = torch.compile(call, fullgraph=True, backend=Watcher().backend, dynamic=True)
     with torch._dynamo.config.patch(error_on_recompile=True):
         for more in (0, 3, 4):  # from sizes of their own: torch takes equal ones for the same

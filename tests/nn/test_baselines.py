@@ -394,8 +394,9 @@ def test_sizes_may_be_of_any_kind_of_int(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_bad_options_are_refused_with_the_rule_and_the_value(name):
-    rule = 'activation must be None, "relu" or "gelu", got \'tanh\''
-    with pytest.raises(ValueError, match=rule):
+    with pytest.raises(
+        ValueError, match=r'activation must be None, "relu".* or ".*", got \'tanh\''
+    ):
         build(name, "Linear", activation="tanh")
     with pytest.raises(ValueError, match=r"learn_scale must be .*per_output.*, got 'per_class'"):
         build(name, "Linear", learn_scale="per_class")

@@ -19,7 +19,7 @@ import cosnorm.nn
 from cosnorm import functional
 from cosnorm.nn import CosineLinear, PearsonLinear
 from cosnorm.nn.conv import _CosineConv, _CosineConvTranspose
-from cosnorm.nn.dead import is_dead, weight_rows
+from cosnorm.nn.dead import is_dead, warn_if_dead, weight_rows
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 TORCH_LAYERS = (
@@ -55,6 +55,8 @@ class _Transposed(CosineLinear):
         nn.init.uniform_(self.weight, -bound, bound)
 
     def forward(self, input: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling() and self.training and not self.looked_at:
+            warn_if_dead(self)
         return functional.cosine_linear(
             input, self.weight.t(), self.bias,
             centered=self.centered, scale=self.scale, activation=self.activation,

@@ -85,7 +85,9 @@ def _watch(original: nn.Module, copied: nn.Module, trial: Trial) -> None:
             return super().__getattribute__(name)
 
     if not isinstance(copied, torch.jit.ScriptModule) and "forward" not in vars(copied):
-        Watched.__name__, Watched.__qualname__ = kind.__name__, kind.__qualname__
+        # Libraries look classes up by their full names.
+        for name in ("__name__", "__qualname__", "__module__"):
+            setattr(Watched, name, getattr(kind, name))
         copied.__class__ = Watched
 
 

@@ -33,6 +33,7 @@ class CosineLinear(nn.Module):
 
     looked_at = False  # whether its weights have been, for a direction
     weight: Tensor
+    bias: Tensor | None
     scale: Any
     centered: bool
     activation: Activation | None

@@ -4,7 +4,6 @@ To add one: an entry here, its twin in `triton/kernels.py`, its name in `Name`, 
 tests' table. Everything else, messages and layers included, reads this table.
 """
 
-import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -28,7 +27,8 @@ class Activation(NamedTuple):
 
 
 def _gelu_slope(x: Tensor) -> Tensor:
-    density = torch.exp(x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
+    # 1/√(2π), as a literal: torch.compile with dynamic shapes takes a name for a variable.
+    density = torch.exp(x * x * -0.5) * 0.3989422804014327
     return torch.special.ndtr(x) + x * density
 
 

@@ -23,9 +23,8 @@ Tensors = tuple[Tensor, Tensor, Tensor | None, Tensor | None]  # input, weight, 
 _COMPILES_THE_QUESTION = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 
 
-def _private(name: str, otherwise: Any) -> Callable[..., Any]:
+def _private(name: str, otherwise: Any, home: Any = torch._C) -> Callable[..., Any]:
     """A question that torch answers under a private name; where it is gone, the careful answer."""
-    home: Any = torch._C
     for part in name.split("."):
         home = getattr(home, part, None)
     return (lambda *_: otherwise) if home is None else home
@@ -35,6 +34,9 @@ _dispatch_modes = _private("_len_torch_dispatch_stack", 1)
 _transforms_active = _private("_are_functorch_transforms_active", False)
 _tracing_state = _private("_get_tracing_state", None)
 _is_legacy_batched = _private("_functorch.is_legacy_batchedtensor", False)
+_is_zero_tensor = _private("_is_zerotensor", False, Tensor)
+# Where torch does not say, it refuses forward mode at `Similarity`, which has no rule for it.
+_knows_forward_mode = hasattr(forward_ad, "_current_level")
 
 
 def reference_of(spec: Spec) -> Callable[..., Tensor]:
@@ -71,7 +73,7 @@ def exporting() -> bool:
 
     Not torch.compiler.is_exporting(): to torch 2.11 that is true under torch.compile as well.
     """
-    return torch.compiler._is_exporting_flag
+    return getattr(torch.compiler, "_is_exporting_flag", torch.compiler.is_exporting())
 
 
 def transforming() -> bool:
@@ -81,7 +83,12 @@ def transforming() -> bool:
     """
     if not _COMPILES_THE_QUESTION and torch.compiler.is_compiling():
         return False
-    return _transforms_active() or forward_ad._current_level >= 0
+    return _transforms_active() or forward_mode()
+
+
+def forward_mode() -> bool:
+    """Whether forward-mode differentiation is under way."""
+    return _knows_forward_mode and forward_ad._current_level >= 0
 
 
 def is_unseen(*tensors: Tensor | None) -> bool:
@@ -100,7 +107,7 @@ def _is_in_memory(tensor: Tensor) -> bool:
     kind = type(tensor)
     if (kind is not Tensor and kind is not nn.Parameter) or not (tensor.is_cuda or tensor.is_cpu):
         return False
-    return not (tensor.is_neg() or tensor._is_zerotensor() or _is_legacy_batched(tensor))
+    return not (tensor.is_neg() or _is_zero_tensor(tensor) or _is_legacy_batched(tensor))
 
 
 class Similarity(torch.autograd.Function):
@@ -160,7 +167,7 @@ def seen_backward(
 
 def wants_reference() -> bool:
     """Whether a gradient is itself to be differentiated, backward or forward."""
-    return torch.is_grad_enabled() or forward_ad._current_level >= 0
+    return torch.is_grad_enabled() or forward_mode()
 
 
 def pullback(
