@@ -18,6 +18,11 @@ from cli_cases import (
 )
 from safetensors.torch import load_file
 
+from cosnorm.study.cli.refusals import said_once
+from cosnorm.study.data.errors import DataError
+from cosnorm.study.runs.errors import ConfigError, InUseError, RunError, StorageError
+from cosnorm.study.train.ranks import Alone, Ended
+
 HERE = Path(__file__).parent
 # As torchrun tells a process of itself; for one that comes no further than its settings.
 AS_RANK = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}
@@ -139,14 +144,62 @@ def test_a_second_command_on_the_folder_is_refused(arguments, two, tmp_path):
     first = torchrun(*arguments, "--out", out, halts=halts)
     halting_at(place)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    code, _, told = ended(torchrun(*arguments, "--out", out))
+    code, _, told = ended(torchrun(*arguments, "--out", out, restarts=1))
     assert code != 0
-    assert told.count(f"{out} is in use by another process: wait for it to end, or choose") == 1
+    assert told.count("cosnorm: ") == 1
+    assert f"{out} is in use by another process: wait for it to end, or choose" in told
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
     place.unlink()
     code, _, told = ended(first)
     assert code == 0, told
     assert_same_result(out, two)
+
+
+REFUSED = {
+    "by-all": (("--batch-size", 1), "a batch must have a row for every process; got 1 rows for 2"),
+    "by-the-first": (("--lr", 0.2), "holds a run with other settings"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_is_said_once(arguments, two, tmp_path, case):
+    """By whichever process, and not again by those that torchrun starts in their place."""
+    more, refusal = REFUSED[case]
+    out = two if case == "by-the-first" else tmp_path / "out"
+    code, _, told = ended(torchrun(*arguments, *more, "--out", out, restarts=1))
+    assert code != 0
+    assert told.count("cosnorm: ") == 1 and refusal in told
+
+
+class Refused(Alone):
+    """A rank that tells what it refuses."""
+
+    def __init__(self, is_restarted=False):
+        self.is_restarted = is_restarted
+
+
+FINAL = [ConfigError("no"), DataError("no"), RunError("no"), InUseError("no")]
+
+
+@pytest.mark.parametrize("error", FINAL, ids=lambda error: type(error).__name__)
+def test_errors_that_no_restart_mends(capsys, error):
+    let_go = []
+    with pytest.raises(Ended) as end, said_once(Refused(), lambda: let_go.append(1)):
+        raise error
+    assert end.value.code == (2 if isinstance(error, ConfigError) else 1)
+    assert capsys.readouterr().err == "cosnorm: no\n" and let_go == [1]
+
+
+@pytest.mark.parametrize(
+    "error, is_restarted",
+    [(StorageError("no"), False), (InUseError("no"), True), (RuntimeError("gloo"), False)],
+    ids=["storage", "in-use", "meeting"],
+)
+def test_errors_that_a_restart_may_mend(capsys, error, is_restarted):
+    with pytest.raises(type(error)), said_once(Refused(is_restarted), lambda: None):
+        raise error
+    assert capsys.readouterr().err == ""
 
 
 def test_a_gpu_that_is_not_there_is_told_of(tmp_path):

@@ -141,9 +141,9 @@ def test_what_several_ranks_cannot_do(tmp_path):
         config = config_for(**settings)
         run(config, tmp_path / "run", dataset=vector_data(), ranks=Pretended(0, count))
 
-    with pytest.raises(ValueError, match="got 10 rows for 11 processes: use fewer processes, or"):
+    with pytest.raises(ConfigError, match="got 10 rows for 11 processes: use fewer processes, or"):
         with_ranks(11)
-    with pytest.raises(ValueError, match=r"at least 2; got 10 rows for 6 processes: .*--sync"):
+    with pytest.raises(ConfigError, match=r"at least 2; got 10 rows for 6 processes: .*--sync"):
         with_ranks(6, method="batch")
     assert not (tmp_path / "run").exists()
 

@@ -70,6 +70,11 @@ def fail(message: str, code: int) -> typer.Exit:
     return typer.Exit(code)
 
 
+def said(error: Exception) -> int:
+    """Say on stderr what has gone wrong; the exit code for it."""
+    return fail(_told(error), _code(error)).exit_code
+
+
 def _code(error: Exception) -> int:
     from cosnorm.study.runs.errors import ConfigError
 

@@ -42,6 +42,7 @@ from cosnorm.study.cli.options import (
     completing,
     given_place,
 )
+from cosnorm.study.cli.refusals import said_once
 from cosnorm.study.cli.settings import choice, with_settings
 from cosnorm.study.cli.showing import shown
 from cosnorm.study.cli.tables import reported
@@ -94,7 +95,7 @@ def train(
     logged = Log(watcher, logger_named(log, out), RunFolder(storage_at(out)))
     try:
         with ranks_here(config.device, rank_timeout, shard) as ranks:
-            with resumable(out):
+            with resumable(out), said_once(ranks, lambda: _let_go(watcher)):
                 outcome = run(
                     config,
                     out,

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from cosnorm.study.data import Split, take
+from cosnorm.study.runs.errors import ConfigError
 from cosnorm.study.train.ranks import Alone, Ranks
 
 
@@ -45,7 +46,7 @@ class Batches:
     def _share_of(self, ranks: Ranks) -> Tensor:
         """The places of a rank in every batch; no two shares differ by more than one row."""
         if self.size < ranks.count:
-            raise ValueError(
+            raise ConfigError(
                 f"a batch must have a row for every process; got {self.size} rows for "
                 f"{ranks.count} processes: use fewer processes, or a larger batch size"
             )

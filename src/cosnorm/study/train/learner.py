@@ -14,6 +14,7 @@ from cosnorm.study import models
 from cosnorm.study.data import Dataset, Split, take
 from cosnorm.study.names import NETWORKS
 from cosnorm.study.runs.config import Config
+from cosnorm.study.runs.errors import ConfigError
 from cosnorm.study.train.average import Average, copied
 from cosnorm.study.train.batches import Batches, seed_of
 from cosnorm.study.train.inputs import pipeline_for
@@ -96,13 +97,13 @@ class Learner:
             return
         least = self.batches.size // self.ranks.count
         if self.ranks.count > 1 and least < 2 and not self.config.sync_batch_norm:
-            raise ValueError(
+            raise ConfigError(
                 f"the method {method.name} normalises over the rows that a process has of a batch, "
                 f"at least 2; got {self.batches.size} rows for {self.ranks.count} processes: use "
                 "fewer processes, a larger batch size or --sync-batch-norm"
             )
         if self.batches.size < 2:
-            raise ValueError(
+            raise ConfigError(
                 f"the method {method.name} needs at least 2 rows to normalise over, and the "
                 f"training part has {rows}: give it more, or use another method"
             )

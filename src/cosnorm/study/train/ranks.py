@@ -7,9 +7,9 @@ all begin from the state that the first has found. Only the first has a run fold
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from cosnorm.study.runs.errors import ConfigError, RunError
 
@@ -29,6 +29,7 @@ class Ranks(Protocol):
     rank: int
     count: int
     is_sharded: bool  # whether a rank has a part of the network only
+    is_restarted: bool  # whether torchrun has started this rank before
 
     @property
     def is_first(self) -> bool:
@@ -95,9 +96,16 @@ class Ranks(Protocol):
         """The run is at an end, with a code for which torchrun would start its processes again."""
         ...
 
+    def refuse(self, say: Callable[[], int]) -> NoReturn:
+        """End a run that cannot be made: one rank says why, for all, and every rank is `Ended`.
+
+        say: says it, and returns the code.
+        """
+        ...
+
 
 class Ended(Exception):
-    """The run has ended on purpose, with `code`, and torchrun has started its processes again."""
+    """The run has ended on purpose, with `code`, of which all that is to be said was said."""
 
     def __init__(self, code: int) -> None:
         self.code = code
@@ -136,6 +144,7 @@ class Alone(Whole):
     rank = 0
     count = 1
     is_first = True
+    is_restarted = False
 
     def synchronised(self, network: "nn.Module") -> "nn.Module":
         return network
@@ -157,6 +166,9 @@ class Alone(Whole):
 
     def end(self, code: int) -> None:
         pass
+
+    def refuse(self, say: Callable[[], int]) -> NoReturn:
+        raise Ended(say())
 
 
 def is_under_torchrun() -> bool:

@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from cosnorm.study.runs.errors import RunError
+from cosnorm.study.runs.errors import StorageError
 from cosnorm.study.runs.storage import Storage
 from cosnorm.study.train.shard_plans import ShardReader, ShardWriter
 from cosnorm.study.train.torchrun import TorchRanks
@@ -107,4 +107,4 @@ def _told() -> Iterator[None]:
         yield
     except CheckpointException as error:
         rank, (fault, _) = min(error.failures.items(), key=lambda each: each[0])
-        raise RunError(f"process {rank} cannot save or read its part: {fault}") from error
+        raise StorageError(f"process {rank} cannot save or read its part: {fault}") from error

@@ -3,10 +3,10 @@
 import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from inspect import signature
-from typing import Any
+from typing import Any, NoReturn
 from uuid import uuid4
 
 import torch
@@ -31,12 +31,14 @@ class TorchRanks(Whole):
 
     store: what torchrun keeps for its processes, from one start of them to the next.
     name: that of these processes in the store.
+    is_restarted: whether this rank was there at a start of before.
     hosts: the group in which hosts meet, where it is not the one of all.
     """
 
-    def __init__(self, store: Any, name: str, hosts: Any = None) -> None:
+    def __init__(self, store: Any, name: str, is_restarted: bool, hosts: Any = None) -> None:
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
         self.store, self.name, self.hosts = store, name, hosts
+        self.is_restarted = is_restarted
         self.waits = 0
 
     @property
@@ -57,7 +59,13 @@ class TorchRanks(Whole):
         self.waits += 1
         here = f"{self.name}/here"
         self.store.add(here, 1)
-        _until(lambda: self.store.add(here, 0) >= self.count * self.waits)
+
+        def is_over() -> bool:
+            if self.store.add(self._refusals, 0):  # who refuses the run does not come
+                raise self._told_end()
+            return self.store.add(here, 0) >= self.count * self.waits
+
+        _until(is_over)
 
     def total(self, tensor: Tensor) -> None:
         dist.all_reduce(tensor)
@@ -75,15 +83,31 @@ class TorchRanks(Whole):
         if self.is_first:
             self.store.set(_ENDED, str(code))
 
+    def refuse(self, say: Callable[[], int]) -> NoReturn:
+        if self.store.add(self._refusals, 1) == 1:
+            self.store.set(_ENDED, str(say()))
+        raise self._told_end()
+
+    @property
+    def _refusals(self) -> str:
+        return f"{self.name}/refusals"
+
+    def _told_end(self) -> Ended:
+        """The end of a run that is refused: where one leaves, torchrun ends who still speaks."""
+        _until(lambda: bool(_stored(self.store, _ENDED)))
+        return Ended(int(_stored(self.store, _ENDED)))
+
 
 @contextmanager
 def joined(device: str, timeout: float, shard: bool = False) -> Iterator[TorchRanks]:
     """The ranks of torchrun's processes, in a group that lasts as long as the context."""
     limit, on_gpus = timedelta(seconds=timeout), device == "cuda"
+    store: Any = None
     try:
         store, rank, count = next(rendezvous("env://", timeout=timedelta(seconds=TIMEOUT_S)))
         if code := _stored(store, _ENDED):
             raise Ended(int(code))
+        is_restarted = store.check([f"name/{rank}"])
         name = _agreed_name(store, rank, count)
         dist.init_process_group(
             "nccl" if on_gpus else "gloo",
@@ -93,12 +117,15 @@ def joined(device: str, timeout: float, shard: bool = False) -> Iterator[TorchRa
             timeout=limit,
         )
         hosts = dist.new_group(backend="gloo", timeout=limit) if on_gpus else None
-        ranks = _kind(shard)(store, name, hosts)
+        ranks = _kind(shard)(store, name, is_restarted, hosts)
         yield ranks
         ranks.wait()  # nobody leaves while another may still have to say or to write something
     except RuntimeError as error:
         if not _is_of_meeting(error):
             raise
+        with suppress(RuntimeError):  # of a store that is gone too
+            if store is not None and (code := _stored(store, _ENDED)):  # by a rank that refuses
+                raise Ended(int(code)) from error
         raise RunError(
             f"another process of the run has ended, or has not answered for {timeout:g} s, so this "
             "one stops too: see what that one says; torchrun --max-restarts N starts all again by "
