@@ -267,6 +267,24 @@ def test_an_object_store_that_a_node_does_not_reach(data, cluster, store):
         compare(configs_for(data, 1, 1, ["cosine"]), launcher, f"s3://{BUCKET}/ray")
 
 
+@slow
+def test_a_storage_that_cannot_be_on_a_node(tmp_path, data, cluster):
+    class Elsewhere(LocalStorage):
+        """On another node, the same address is refused."""
+
+        def at(self, name):
+            return Elsewhere(self.root / name)
+
+        def __reduce__(self):
+            return storage_at, ("s3://Not a Bucket/x",)
+
+    launcher = RayCluster(address=cluster.address)
+    told = r"cosine-seed0 failed on its node \(.*the bucket's own name\): every node .*`ray start`"
+    with pytest.raises(RunError, match=told) as error:
+        compare(configs_for(data, 1, 1, ["cosine"]), launcher, Elsewhere(tmp_path / "out"))
+    assert "\n" not in str(error.value)
+
+
 def test_a_node_tells_what_its_storage_lacks(data, store, monkeypatch):
     (config,) = configs_for(data, 1, 1, ["cosine"])
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "wrong")

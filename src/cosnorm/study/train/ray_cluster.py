@@ -140,10 +140,11 @@ class _Round:
         except errors.TaskCancelledError:
             return None
         except errors.RayTaskError as error:  # `make` returns its own
-            told = f"{type(error.cause).__name__}: {error.cause}"
+            told = f"{type(error.cause).__name__}: {error.cause}".splitlines()[0]
             raise RunError(
                 f"{job.config.name} failed on its node ({told}): every node needs the same "
-                "versions of Python, ray and cosnorm"
+                "versions of Python, ray and cosnorm, and for object stores the same variables, set"
+                " where `ray start` is called"
             ) from error
         except errors.RayError as error:
             self._lost(job, error)
