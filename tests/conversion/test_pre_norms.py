@@ -278,3 +278,44 @@ def test_gains_without_values_stay():
         model = Layer()
     account = cosnorm.convert(model, head=None, drop_norms=True)
     assert about(account, "norm")[0] is None
+
+
+def test_where_a_zero_bias_goes_too_the_reason_says_so():
+    model = nn.Sequential(nn.Identity(), nn.LayerNorm(8), nn.Linear(8, 4))
+    nn.init.zeros_(model[2].bias)
+    (norm,) = (entry for entry in cosnorm.convert(model, drop_norms=True) if entry.name == "1")
+    assert (
+        norm.reason == "goes only into 2, to which it makes no difference without their zero bias"
+    )
+    assert model[2].bias is None
+
+
+class ReadsBehind(nn.Module):
+    """Of a norm that directly follows a layer, the gain is used again."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        return self.norm(self.conv(x)) * self.norm.weight[:, None, None]
+
+
+class ReadsBefore(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.layer = nn.LayerNorm(8), nn.Linear(8, 8, bias=False)
+
+    def forward(self, x):
+        return self.layer(self.norm(x)) + nn.functional.layer_norm(x, (8,), self.norm.weight)
+
+
+@pytest.mark.parametrize(("make", "size"), [(ReadsBehind, (2, 3, 6, 6)), (ReadsBefore, (2, 8))])
+@pytest.mark.parametrize("inside", [False, True])
+def test_norms_whose_parameters_are_used_elsewhere_stay(make, size, inside):
+    model = nn.Sequential(make()) if inside else make()
+    account = cosnorm.convert(model, drop_norms=True, head=None)
+    (norm,) = (entry for entry in account if entry.name.endswith("norm"))
+    assert norm.now is None
+    assert norm.reason == "a normalisation layer whose parameters are used elsewhere too"
+    assert model(torch.randn(size)).isfinite().all()

@@ -99,3 +99,18 @@ def test_the_meta_device():
         model = Plain()
         account = cosnorm.convert(model, example=torch.randn(2, 6))
     assert {entry.name for entry in account.changed} == {"direct", "last"}
+
+
+def test_models_that_know_their_layers_by_full_names_are_tried():
+    class Names(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x):
+            kind = type(self.layer)
+            known = {"torch.nn.modules.linear.Linear": 2.0}
+            return self.layer(x) * known[f"{kind.__module__}.{kind.__qualname__}"]
+
+    account = cosnorm.convert(Names(), example=torch.randn(2, 4))
+    assert [entry.now for entry in account] == ["PearsonLinear"]

@@ -48,7 +48,22 @@ def judge(
                 calls[norm] = None
             elif found is not None:
                 found.append(Call(part, node, planned))
-    return {norm: _verdict(norm, calls.get(norm), centered) for norm in norms}
+    read = {norm for part in (reader.parts if norms else ()) for norm in _read_norms(part, norms)}
+    elsewhere = Verdict(False, "a normalisation layer whose parameters are used elsewhere too")
+    return {
+        norm: elsewhere if norm in read else _verdict(norm, calls.get(norm), centered)
+        for norm in norms
+    }
+
+
+def _read_norms(part: Part, norms: set[nn.Module]) -> Iterator[nn.Module]:
+    """The norms of which a part takes a parameter or buffer, beside calling them."""
+    for graph in part.graphs:
+        for node in graph.nodes:
+            if node.op == "get_attr":
+                owner = part.module.get_submodule(str(node.target).rpartition(".")[0])
+                if owner in norms:
+                    yield owner
 
 
 def _norm_nodes(part: Part, norms: set[nn.Module]) -> Iterator[tuple[nn.Module, fx.Node]]:
@@ -105,7 +120,10 @@ def _before(norm: nn.Module, layers: tuple[nn.Module, ...], centered: bool) -> V
     biased = [layer for layer in layers if layer._parameters.get("bias") is not None]
     if not all(_is_zero(layer) for layer in biased):
         return Verdict(False, f"{into} beside a bias, not zero, the length of a row counts", layers)
-    return Verdict(True, "makes no difference to {}, into which alone it goes", layers, (*biased,))
+    same = "makes no difference to {}, into which alone it goes"
+    if biased:  # a similarity of n entries instead of n + 1, one of which was zero
+        same = "goes only into {}, to which it makes no difference without their zero bias"
+    return Verdict(True, same, layers, (*biased,))
 
 
 def _is_zero(layer: nn.Module) -> bool:

@@ -12,7 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import conv_flop_count, register_flop_formula
+from torch.utils.flop_counter import (
+    conv_backward_flop,
+    conv_flop_count,
+    register_flop_formula,
+)
 
 from cosnorm.ops import direct
 from cosnorm.ops.backend import backend_for
@@ -136,11 +140,20 @@ def _flops(input, weight, bias, scale, *statics, out_shape=None, **_) -> int:
 
 
 def _flops_backward(grad, input, weight, bias, scale, *rest, out_shape=None, **_) -> int:
-    """Two products where both gradients are wanted, and four for each entry."""
+    """The products of the gradients that are wanted, as torch counts them, and 4 for each entry."""
     *statics, need = rest
     sizes = torch.Size(grad).numel() + torch.Size(input).numel() + torch.Size(weight).numel()
-    products = int(bool(need[0])) + int(bool(need[1] or need[2]))
-    return products * _product_flops(input, weight, statics) + 4 * sizes
+    spec, wants = Spec.of(*statics), (bool(need[0]), bool(need[1] or need[2]))
+    if spec.geometry is None:
+        return sum(wants) * _product_flops(input, weight, statics) + 4 * sizes
+    products = [
+        conv_backward_flop(  # once for each group, where torch does so
+            grad, input, weight, None, *spec.geometry[:3], spec.transposed, (), spec.groups,
+            mask, out_val=(torch.Size(input), torch.Size(weight)),
+        )
+        for mask in ((wants[0], False), (False, wants[1]))
+    ]  # fmt: skip
+    return sum(products) + 4 * sizes
 
 
 def _numel(shape: Any) -> int:
