@@ -2,6 +2,7 @@
 
 import fcntl
 import io
+import logging
 import os
 import pty
 import re
@@ -17,10 +18,12 @@ from cli_cases import ENVIRONMENT, PROGRAM, own_data
 from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
+from screen import seen as seen_on
 
 from cosnorm.study.cli import live
 from cosnorm.study.cli.live import LiveLine, line_of_all, lines
 from cosnorm.study.cli.outlook import Outlook, Place, time_text
+from cosnorm.study.cli.showing import ShownHandler
 from cosnorm.study.cli.tables import print_tables
 from cosnorm.study.report import Run, group_runs
 
@@ -259,6 +262,26 @@ def test_a_comparison_on_a_terminal(tmp_path):
     assert re.fullmatch(r"run 2 of 2 ━+ 0:00 left for all", moving[-1])
 
 
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_every_run_leaves_its_result_and_its_warnings_and_nothing_else(tmp_path, columns):
+    data = tmp_path / "own.csv"
+    rows = [f"{i % 3 + i / 1000},{i % 7},{'abc'[i % 3]}" for i in range(60)]
+    data.write_text("\n".join(["a,b,label", *rows, rows[0]]) + "\n")
+    told, code = on_a_terminal(
+        *(columns, "compare", "--dataset", data, "--methods", "pearson,batch", "--seeds", 3),
+        *("--epochs", 12, "--width", 16, "--device", "cpu", "--out", tmp_path / "out"),
+    )
+    assert code == 0
+    whole = "".join(line.ljust(columns) for line in seen_on(told, columns))
+    whole = re.sub(" +", " ", whole)
+    names = [f"{method}-seed{seed}" for method in ("pearson", "batch") for seed in range(3)]
+    for name in names:
+        assert whole.count(f"{name}: done, test error") == 1, name
+    assert whole.count("warning:") == told.count("warning:") >= len(names)
+    assert "━" not in whole.split("batch-seed2: done")[0], "a dead bar"
+    assert "left for all" not in whole
+
+
 def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(tmp_path):
     told, code = on_a_terminal(
         *(80, "train", "--dataset", own_data(tmp_path / "own.npz"), "--method", "cosine"),
@@ -340,3 +363,11 @@ def test_one_seed_says_that_it_gives_no_verdict(monkeypatch, capsys):
 def test_help_does_without_the_live_display():
     code = "import sys, cosnorm.study.cli; sys.exit('rich.progress' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT).returncode == 0
+
+
+def test_messages_of_the_library_go_to_the_standard_error_of_the_moment(monkeypatch):
+    handler = ShownHandler()
+    moment = io.StringIO()
+    monkeypatch.setattr("sys.stderr", moment)  # as a display does while it moves
+    handler.handle(logging.makeLogRecord({"msg": "the lease of %s is lost", "args": ("a\x1b",)}))
+    assert moment.getvalue() == "cosnorm: warning: the lease of a\\x1b is lost\n"

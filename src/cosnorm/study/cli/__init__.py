@@ -8,7 +8,7 @@ import typer
 
 from cosnorm._version import __version__
 from cosnorm.study.cli import datasets, studying, training, using
-from cosnorm.study.cli.showing import ShownFormatter
+from cosnorm.study.cli.showing import ShownHandler
 
 app = typer.Typer(
     name="cosnorm",
@@ -54,7 +54,5 @@ def main() -> None:
     # that wait must not spin: beside any other busy process that costs ten times the training.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    told = logging.StreamHandler()
-    told.setFormatter(ShownFormatter())
-    logging.getLogger("cosnorm").addHandler(told)
+    logging.getLogger("cosnorm").addHandler(ShownHandler())
     app(prog_name="cosnorm")

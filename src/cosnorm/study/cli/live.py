@@ -74,12 +74,14 @@ class LiveLine:
         self.console.print(Text.assemble(("warning:", "yellow"), f" {shown(text)}"))
 
     def end(self, status: str, summary: Mapping[str, Any] | None) -> None:
-        if len(self.progress.tasks) <= 1:
-            self.progress.stop()
+        self.progress.refresh()
         self._leave()
         if self.place is not None:
             self.place.end()
+        # Above what moves, which goes on until all runs are over: a display that is stopped and
+        # started again takes the lines since for its own, and erases them.
         self.console.print(Text(f"{self.name}: {closing(status, summary)}"))
+        self.progress.refresh()
 
     def _leave(self) -> None:
         if self.task is not None:
@@ -89,6 +91,8 @@ class LiveLine:
 
 class Display(Progress):
     """Rich's progress, which counts and estimates, with lines of our own.
+
+    It leaves nothing behind: what stays of a run are the lines printed above it.
 
     Runs for which the terminal is not high enough are counted in a line.
 
@@ -100,7 +104,7 @@ class Display(Progress):
 
     def __init__(self, outlook: Outlook | None = None, **options: Any) -> None:
         self.outlook = outlook
-        super().__init__(**options)
+        super().__init__(transient=True, **options)
 
     def get_renderables(self) -> Iterator[RenderableType]:
         tasks = self.tasks

@@ -26,8 +26,11 @@ def shown(text: object) -> str:
     return line
 
 
-class ShownFormatter(logging.Formatter):
-    """Messages of the library as lines of ours."""
+class ShownHandler(logging.Handler):
+    """Messages of the library as lines of ours, on the standard error of the moment.
 
-    def format(self, record: logging.LogRecord) -> str:
-        return f"cosnorm: warning: {shown(record.getMessage())}"
+    While a display moves that is the display's, which puts them above itself.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"cosnorm: warning: {shown(record.getMessage())}", file=sys.stderr, flush=True)
