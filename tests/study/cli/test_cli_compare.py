@@ -233,3 +233,19 @@ def test_affine_goes_to_the_methods_that_have_it(tmp_path):
         for method in ("cosine", "layer")
     }
     assert (configs["cosine"]["affine"], configs["layer"]["affine"]) == (False, True)
+
+
+def test_a_comparison_refuses_data_that_has_changed_before_it_trains_anything(tmp_path):
+    data = own_data(tmp_path / "own.npz")
+    command = ["compare", "--dataset", data, "--methods", "cosine,none", "--epochs", 1]
+    command += ["--width", 16, "--device", "cpu", "--out", tmp_path / "out"]
+    assert cosnorm(*command).returncode == 0
+    own_data(data, rows=500)
+    done = cosnorm(*command, "--seeds", 2)
+    assert done.returncode == 1
+    assert "cosine-seed0 was begun with other data than" in done.stderr
+    assert "own.csv is now" in " ".join(done.stderr.split())
+    assert "restore the data, or choose another folder" in done.stderr
+    assert not (tmp_path / "out" / "cosine-seed1").exists()
+    data.unlink()
+    assert cosnorm(*command).returncode == 0, "data that is gone has not changed"

@@ -14,6 +14,8 @@ from cosnorm.study.report import (
     write_report,
 )
 from cosnorm.study.report.formats import latex, markdown
+from cosnorm.study.report.page import html_page
+from cosnorm.study.report.verdicts import pairs_of
 
 
 def sections_of(folder, published=None):
@@ -84,6 +86,50 @@ def test_runs_with_other_settings_are_never_averaged_together(tmp_path):
         ("batch", 1),
     ]
     assert [group.label for group in section.main] == ["pearson (lr=9, init_std=0.1)", "batch"]
+
+
+def on_data(folder, config, fingerprint, **options):
+    """A run that tells on which data it was made."""
+    write_run(folder, config, **options)
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["data"] |= {"fingerprint": fingerprint}
+    (folder / "summary.json").write_text(json.dumps(summary))
+
+
+def test_runs_on_other_data_are_neither_averaged_nor_compared(tmp_path):
+    for method in ("pearson", "batch"):
+        for seed in range(4):
+            data = "701bbf00" if seed < 2 else "a91c2200"
+            on_data(tmp_path / f"{method}{seed}", config_of(method, seed), data)
+    write_run(tmp_path / "old", config_of("batch", 9))
+    (section,), (warning,) = sections_of(tmp_path)
+    assert [(group.label, len(group.runs)) for group in section.groups] == [
+        ("pearson (data=701bbf)", 2),
+        ("pearson (data=a91c22)", 2),
+        ("batch (data=701bbf)", 2),
+        ("batch (data=a91c22)", 2),
+        ("batch (data=unknown)", 1),
+    ]
+    assert "(data=701bbf: 4, data=a91c22: 4, data=unknown: 1 by fingerprint)" in warning
+    assert [(pair.first, pair.second) for pair in pairs_of(section)] == [
+        ("pearson (data=701bbf)", "batch (data=701bbf)"),
+        ("pearson (data=a91c22)", "batch (data=a91c22)"),
+    ]
+    assert section.best == []
+    assert "Not all were made on the same data" in markdown([section])
+    assert "Not all were made on the same data" in html_page([section], [], "title", "today")
+
+
+def test_settings_that_change_the_data_and_old_summaries_are_no_other_data(tmp_path):
+    on_data(tmp_path / "a", config_of("pearson", 0, tfidf="raw"), "701bbf00")
+    on_data(tmp_path / "b", config_of("pearson", 0, tfidf="l2"), "a91c2200")
+    write_run(tmp_path / "c", config_of("pearson", 1, tfidf="l2"))
+    (section,), warnings = sections_of(tmp_path)
+    assert warnings == []
+    assert {group.label: len(group.runs) for group in section.groups} == {
+        "pearson (tfidf=raw)": 1,
+        "pearson (tfidf=l2)": 2,
+    }
 
 
 def test_places_do_not_split_a_group(tmp_path):

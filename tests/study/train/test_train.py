@@ -338,6 +338,14 @@ def test_other_data_is_named_by_its_path_where_it_has_one(tmp_path):
         run(config, tmp_path / "own")
 
 
+def test_a_run_that_is_over_refuses_other_data_too(tmp_path):
+    config = config_for()
+    run(config, tmp_path, dataset=vector_data())
+    assert run(config, tmp_path, dataset=vector_data()).status == "done"
+    with pytest.raises(RunError, match="was begun with other data than clusters is now"):
+        run(config, tmp_path, dataset=vector_data(rows=70))
+
+
 def test_other_settings_are_refused(tmp_path):
     finished(config_for(), vector_data(), tmp_path)
     with pytest.raises(RunError, match=r"other settings \(lr 1.0, now 2.0\)"):

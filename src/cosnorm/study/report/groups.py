@@ -4,21 +4,19 @@ A method that was run with several settings gets several groups, named by the se
 so that no mean ever mixes two experiments.
 """
 
-import json
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePath
-from typing import Any
 
 from cosnorm.methods import METHODS
+from cosnorm.study.report.fingerprints import data_labels
 from cosnorm.study.report.published import PAPER, Published, PublishedResult
+from cosnorm.study.report.settings import differing_keys, experiment_settings, plain
 from cosnorm.study.runs.run import Run, Status
 
-# What groups go by already, and what names a place or a stop, not an experiment.
-_BOOKKEEPING = frozenset({"dataset", "method", "seed", "out", "data_dir", "max_minutes", "name"})
 MOST_LABEL = 80  # characters; a figure takes minutes to place a label of many thousand
 
 
@@ -41,12 +39,16 @@ class Spread:
 
 @dataclass(frozen=True)
 class Group:
-    """The runs of one method with one choice of settings; `variant` names the choice, or is ""."""
+    """The runs of one method with one choice of settings; `variant` names the choice, or is "".
+
+    data: which data they were made on, where the runs of the data set were made on several.
+    """
 
     method: str
     variant: str
     runs: Sequence[Run]
     published: PublishedResult | None = None
+    data: str = ""
 
     @property
     def label(self) -> str:
@@ -116,17 +118,23 @@ class DatasetGroups:
         return len(lengths) < 2
 
     @cached_property
+    def has_one_data(self) -> bool:
+        """Whether all groups with a result were made on the same data."""
+        return len({group.data for group in self.groups if group.test_error is not None}) < 2
+
+    @cached_property
     def best(self) -> list[Group]:
         """The groups with the lowest mean, all of them where it is the same.
 
-        None of them unless there are two to choose from, trained for the same length.
+        None of them unless there are two to choose from, trained for the same length on the same
+        data.
         """
         means = {
             id(group): group.test_error.mean
             for group in self.groups
             if group.test_error is not None
         }
-        if len(means) < 2 or not self.has_one_length:
+        if len(means) < 2 or not (self.has_one_length and self.has_one_data):
             return []
         lowest = min(means.values())
         return [group for group in self.groups if means.get(id(group)) == lowest]
@@ -191,12 +199,14 @@ def _groups(runs: Sequence[Run], table: Published | None, warnings: list[str]) -
     by_method: defaultdict[str, list[Run]] = defaultdict(list)
     for run in runs:
         by_method[run.method].append(run)
+    made_on = data_labels(runs, warnings)
     groups = []
     for method in sorted(by_method, key=method_rank):
         result = table.results.get(method) if table else None
-        for variant, members in _variants(by_method[method]):
+        for variant, members in _variants(by_method[method], made_on):
             members = _one_a_seed(members, warnings)
-            groups.append(Group(method, variant, members, result))
+            data = made_on.get(id(members[0]), "")
+            groups.append(Group(method, variant, members, result, data))
     return groups
 
 
@@ -206,13 +216,15 @@ def method_rank(method: str) -> tuple[int, str]:
     return (known.index(method) if method in known else len(known), method)
 
 
-def _variants(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
-    """Split one method's runs by their settings; each part is named by what differs."""
+def _variants(runs: Sequence[Run], made_on: Mapping[int, str]) -> list[tuple[str, list[Run]]]:
+    """Split one method's runs by settings and data; each part is named by what differs."""
     settings = [experiment_settings(run) for run in runs]
     keys = differing_keys(settings)
     parts: defaultdict[tuple[str, ...], list[Run]] = defaultdict(list)
     for run, values in zip(runs, settings, strict=True):
-        parts[tuple(plain(values.get(key)) for key in keys)].append(run)
+        told = [plain(values.get(key)) for key in keys]
+        parts[*told, made_on.get(id(run), plain(None))].append(run)
+    keys = [*keys, "data"]
     return [(_variant(keys, values), parts[values]) for values in sorted(parts, key=_natural)]
 
 
@@ -237,48 +249,6 @@ def _one_a_seed(runs: Sequence[Run], warnings: list[str]) -> list[Run]:
 def seed_rank(seed: str) -> tuple[int, str]:
     is_number = seed.isdecimal() and len(seed) < 20  # Python turns no more than 4,300 digits
     return (int(seed), "") if is_number else (-1, seed)
-
-
-def experiment_settings(run: Run) -> dict[str, Any]:
-    """The flat settings within a method and data set, without seed and places."""
-    return {key: value for key, value in flat(run.config).items() if key not in _BOOKKEEPING}
-
-
-def comparable(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a flat environment that can be the same in two runs."""
-    return {key: value for key, value in environment.items() if key != "started"}
-
-
-def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, with dotted keys; an empty mapping says nothing.
-
-    >>> flat({"a": 1, "b": {"c": 2}})
-    {'a': 1, 'b.c': 2}
-    """
-    result: dict[str, Any] = {}
-    for key, item in value.items():
-        if isinstance(item, Mapping):
-            result |= flat(item, f"{prefix}{key}.")
-        else:
-            result[f"{prefix}{key}"] = item
-    return result
-
-
-def differing_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The keys whose values are not the same in all of `settings`."""
-    keys = dict.fromkeys(key for one in settings for key in one)
-    return [key for key in keys if len({plain(one.get(key)) for one in settings}) > 1]
-
-
-def plain(value: object) -> str:
-    """A setting as short text: strings bare, 10.0 as 10, nothing as a dash, the rest as JSON."""
-    if isinstance(value, str):
-        return value
-    if value is None:
-        return "—"
-    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
-        return str(int(value))
-    return json.dumps(value, default=str)
 
 
 def _natural(values: Sequence[str]) -> list[tuple[float, str]]:

@@ -145,6 +145,11 @@ def _finding(section: DatasetGroups) -> str:
     finished = [group for group in section.groups if group.test_error is not None]
     if not finished:
         return "No run has finished with a result yet."
+    if not section.has_one_data:
+        return (
+            "Not all were made on the same data: their errors do not compare like with like, and "
+            "none is marked as the lowest."
+        )
     if not section.has_one_length:
         return (
             "Not all were trained for the same length: "

@@ -4,16 +4,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from cosnorm.study.report.groups import (
-    DatasetGroups,
-    Group,
+from cosnorm.study.report.groups import DatasetGroups, Group
+from cosnorm.study.report.links import Links
+from cosnorm.study.report.settings import (
     comparable,
     differing_keys,
     experiment_settings,
     flat,
     plain,
 )
-from cosnorm.study.report.links import Links
 from cosnorm.study.report.tables import (
     DASH,
     cells,

@@ -4,17 +4,16 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from cosnorm.study.report.groups import (
-    DatasetGroups,
-    Group,
+from cosnorm.study.report.groups import DatasetGroups, Group
+from cosnorm.study.report.links import Links
+from cosnorm.study.report.series import chart_data
+from cosnorm.study.report.settings import (
     comparable,
     differing_keys,
     experiment_settings,
     flat,
     plain,
 )
-from cosnorm.study.report.links import Links
-from cosnorm.study.report.series import chart_data
 from cosnorm.study.report.verdicts import Interval, cell_of, group_standard_error, pairs_of
 
 

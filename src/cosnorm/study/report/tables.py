@@ -193,6 +193,12 @@ def notes(section: DatasetGroups) -> list[str]:
             "Not all were trained for the same length (see the column trained for): their errors "
             "do not compare like with like, and none is marked as the lowest.",
         )
+    if not section.has_one_data:
+        lines.insert(
+            0,
+            "Not all were made on the same data (see data= in their names): they are neither "
+            "averaged nor compared with each other, and none is marked as the lowest.",
+        )
     if section.published:
         lines.append(
             f"Paper: {section.published.source}; difference: measured minus paper, "

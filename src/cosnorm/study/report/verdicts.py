@@ -154,14 +154,14 @@ def verdict_of(interval: Interval | None, margin: float | None) -> Verdict:
 
 
 def pairs_of(section: DatasetGroups) -> list[Pair]:
-    """Every two groups that were trained for the same length, in the order of the table."""
+    """Every two groups trained for the same length on the same data, in the order of the table."""
     groups = [group for group in section.groups if group.test_error is not None]
     if len(groups) > _MOST_GROUPS:
         groups = [group for group in section.main if group.test_error is not None]
     return [
         _pair(first, second)
         for first, second in combinations(groups, 2)
-        if section.length(first) == section.length(second)
+        if section.length(first) == section.length(second) and first.data == second.data
     ]
 
 

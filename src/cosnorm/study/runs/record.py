@@ -16,6 +16,7 @@ import math
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from cosnorm.study.runs.config import Config
@@ -135,6 +136,18 @@ class RunFolder(RunReader):
                     f"({differences(known, config)}): give the same flags to go on with it, "
                     "or choose another folder"
                 )
+
+    def check_data(
+        self, before: Mapping[str, Any], config: Config, name: str, fingerprint: str
+    ) -> None:
+        """Refuse data that is not what the run was begun with; `before` is what the run tells."""
+        if before.get("fingerprint", fingerprint) != fingerprint:
+            path = Path(config.dataset).expanduser()
+            data = path.resolve() if path.exists() else name
+            raise RunError(
+                f"the run {self.storage.label} was begun with other data than {data} is now: "
+                "restore the data, or choose another folder"
+            )
 
     def missing(self, config: Config) -> list[str]:
         """The files of final parameters that a run which is over should have, and has not."""

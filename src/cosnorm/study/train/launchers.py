@@ -11,18 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from cosnorm.study.names import DATASETS
+from cosnorm.study.names import DATASETS, OWN
 from cosnorm.study.runs.config import Config
 from cosnorm.study.runs.progress import Silence, Watcher
 from cosnorm.study.runs.record import RunFolder
 from cosnorm.study.runs.storage import Storage
-from cosnorm.study.train.run import run
+from cosnorm.study.train.run import check_data, data_of_its_own, run
 from cosnorm.study.train.seeds import BatchSeeds, groups_of
 from cosnorm.study.train.stopping import Stop
 
 if TYPE_CHECKING:
     from cosnorm.study.data import Dataset
     from cosnorm.study.train.train import Outcome
+
+_OF_OWN_DATA = sorted({key for entry in OWN.values() for key in entry.settings})
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,9 @@ class InProcess:
         self._loaded: tuple[object, Dataset] | None = None
 
     def __call__(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, "Outcome"]]:
+        for job in jobs:  # before the first is trained
+            if job.is_over:
+                check_data(RunFolder(job.storage), job.config, self._own(job.config))
         for group in groups_of(jobs, self.batch_seeds):
             watchers = [self.watcher(job) for job in group]
             made = zip(group, watchers, self._outcomes(group, watchers), strict=True)
@@ -98,14 +103,26 @@ class InProcess:
 
             return run_together(group, self._dataset(group[0].config), watchers, **options)
         job = group[0]
-        dataset = None if job.is_over else self._dataset(job.config)
+        dataset = self._own(job.config) if job.is_over else self._dataset(job.config)
         return [run(job.config, job.storage, dataset=dataset, watcher=watchers[0], **options)]
 
     def _dataset(self, config: Config) -> "Dataset":
         from cosnorm.study.train.inputs import dataset_for
 
-        options = DATASETS[config.dataset].settings if config.dataset in DATASETS else ()
-        key = [getattr(config, name) for name in ("dataset", "image_size", *options)]
+        key = _data_key(config)
         if self._loaded is None or self._loaded[0] != key:
             self._loaded = key, dataset_for(config, self.data_dir)
         return self._loaded[1]
+
+    def _own(self, config: Config) -> "Dataset | None":
+        """What a run that is over is checked against."""
+        if self._loaded is None or self._loaded[0] != _data_key(config):
+            found = data_of_its_own(config)
+            self._loaded = self._loaded if found is None else (_data_key(config), found)
+            return found
+        return self._loaded[1]
+
+
+def _data_key(config: Config) -> list[object]:
+    options = DATASETS[config.dataset].settings if config.dataset in DATASETS else ()
+    return [getattr(config, name) for name in ("dataset", *_OF_OWN_DATA, *options)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cosnorm.study.names import DATASETS
 from cosnorm.study.runs.config import Config
 from cosnorm.study.runs.errors import RunError, RunWarning
 from cosnorm.study.runs.progress import Silence, Watcher
@@ -64,6 +65,8 @@ def run(
     watcher, stop, folder = watcher or Silence(), stop or Stop(), RunFolder(storage)
     folder.check(config)
     if over := over_before(folder, config, ranks, watcher):
+        if ranks.is_first:
+            check_data(folder, config, dataset or data_of_its_own(config))
         return over
     check_device(config)
     dataset = dataset or dataset_for(config, data_dir)
@@ -126,6 +129,27 @@ def over_before(
     if missing:
         watcher.warning(f"{folder.storage.label} is over, but {folder.told_missing(config)}")
     return Outcome(status, summary, missing=tuple(missing))
+
+
+def data_of_its_own(config: Config) -> "Dataset | None":
+    """The user's own data as it is now; None of a published set, and of data that is gone.
+
+    Published sets do not change, and what is gone cannot make a result doubtful.
+    """
+    from cosnorm.study.data.errors import DataError
+    from cosnorm.study.train.inputs import dataset_for
+
+    try:
+        return None if config.dataset in DATASETS else dataset_for(config)
+    except DataError:
+        return None
+
+
+def check_data(folder: RunFolder, config: Config, dataset: "Dataset | None") -> None:
+    """Refuse a run that is over where its data has changed since, as one that goes on is."""
+    before = (folder.read("summary.json") or {}).get("data")
+    if dataset is not None and isinstance(before, Mapping):
+        folder.check_data(before, config, dataset.name, dataset.fingerprint)
 
 
 def check_device(config: Config) -> None:

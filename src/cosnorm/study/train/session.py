@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -122,7 +121,8 @@ class Session:
         seconds = 0.0
         if found is not None:
             tensors, state = found
-            self._check_data(state["data"])
+            now = self.data
+            self.folder.check_data(state["data"], self.config, now["name"], now["fingerprint"])
             self.learner.load(tensors)
             self.step, seconds = state["step"], state["seconds"]
         self._share_state(found)
@@ -165,15 +165,6 @@ class Session:
         shards = ranks.shards(state)
         ranks.share(tensor for name, tensor in state.items() if name not in shards)
         ranks.load(shards, found, self.place)
-
-    def _check_data(self, before: Mapping[str, Any]) -> None:
-        if before["fingerprint"] != self.data["fingerprint"]:
-            path = Path(self.config.dataset).expanduser()
-            data = path.resolve() if path.exists() else self.data["name"]
-            raise RunError(
-                f"the run {self.folder.storage.label} was begun with other data than {data} is "
-                "now: restore the data, or choose another folder"
-            )
 
     def is_due(self, every: float | None) -> bool:
         """Whether it is time for a checkpoint, and there is something new to save."""
