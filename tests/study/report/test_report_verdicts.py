@@ -117,6 +117,30 @@ def test_differences_are_taken_seed_by_seed(tmp_path):
     assert -0.35 < pair.interval.low < pair.interval.high < -0.25
 
 
+def test_two_equal_differences_give_no_certain_verdict(tmp_path):
+    """On 359 rows an error moves in steps of 0.28 points: two equal differences prove little."""
+    section_of(tmp_path, {"pearson": [1.39, 1.67], "cosine": [1.95, 2.23]}, dataset="digits")
+    for path in tmp_path.glob("*/summary.json"):
+        summary = json.loads(path.read_text())
+        summary["data"]["test"] = 359
+        path.write_text(json.dumps(summary))
+    (section,) = group_runs(load_runs(tmp_path)[0], [])
+    (pair,) = v.pairs_of(section)
+    assert pair.verdict == "undecided"
+    half = v.student(1) * 100 / 359 / math.sqrt(6) / math.sqrt(2)
+    assert pair.interval.low == pytest.approx(-0.56 - half)
+    assert pair.interval.high == pytest.approx(-0.56 + half)
+
+
+def test_a_deviation_above_the_step_of_the_test_set_is_as_it_is():
+    values = [0.1, 0.12, 0.15]
+    assert v.mean_interval(values, v.least_deviation(10_000, 2)) == v.mean_interval(values)
+    assert v.run_interval(values, v.least_deviation(10_000)) == v.run_interval(values)
+    assert v.least_deviation(None) == 0
+    further = v.run_interval([1.0, 1.0], 0.1)
+    assert further.high - 1 == pytest.approx(v.student(1) * 0.1 * math.sqrt(1.5))
+
+
 def test_only_seeds_that_both_have_are_compared(tmp_path):
     section = section_of(tmp_path, {"pearson": [1.0, 1.1, None], "cosine": [None, 1.5, 1.6]})
     (pair,) = v.pairs_of(section)
@@ -209,7 +233,7 @@ def test_markdown_csv_and_page_say_the_same(tmp_path):
     section = section_of(tmp_path, {"pearson": around(1.40), "weight": around(1.70)})
     (pair,) = v.pairs_of(section)
     text = formats.markdown([section])
-    assert "| pearson − weight | −0.30 (−0.30 to −0.30) | 5 | better | −0.26 |" in text
+    assert "| pearson − weight | −0.30 (−0.31 to −0.29) | 5 | better | −0.26 |" in text
     assert all(note.split(":")[0] in text for note in pair_notes(section))
     (line,) = csv.DictReader(io.StringIO(formats.pairs_csv([section])))
     assert (line["verdict"], line["order"]) == ("better", "as in the paper")
@@ -221,7 +245,7 @@ def test_markdown_csv_and_page_say_the_same(tmp_path):
     assert cell_row(section, section.groups[0])["verdict"] == "agrees"
     page = html_page([section], [], "title", "today")
     assert (
-        "<td>pearson − weight</td><td>−0.30 (−0.30 to −0.30)</td><td>5</td>"
+        "<td>pearson − weight</td><td>−0.30 (−0.31 to −0.29)</td><td>5</td>"
         '<td class="good">better</td><td>−0.26</td><td>as in the paper</td>'
     ) in page
     assert "seed by seed it is better than weight." in page

@@ -7,7 +7,12 @@ from cosnorm.methods import METHODS
 from cosnorm.study.claims.figure import Panel, panel_of
 from cosnorm.study.claims.study import Row, Setting, Study, means
 from cosnorm.study.data import Dataset
-from cosnorm.study.report.verdicts import mean_interval, standard_error, verdict_of
+from cosnorm.study.report.verdicts import (
+    least_deviation,
+    mean_interval,
+    standard_error,
+    verdict_of,
+)
 from cosnorm.study.runs.config import Config
 from cosnorm.study.runs.presets import learning_rate
 from cosnorm.study.runs.storage import Storage
@@ -213,7 +218,7 @@ class Normalisation(_Errors):
 
     def _against(self, rows: Sequence[Row], method: str, tested: int) -> str:
         differences = paired(rows, "none", method, "test_error", lambda error: error)
-        interval = mean_interval(differences)
+        interval = mean_interval(differences, least_deviation(tested, errors=2))
         if interval is None:
             return f"none against {method}: too few seeds for a verdict."
         errors = [row["test_error"] for row in rows if row["method"] in ("none", method)]

@@ -127,7 +127,8 @@ def pair_notes(section: DatasetGroups) -> list[str]:
     lines = [
         "Differences are in percentage points, taken seed by seed: below 0, the first errs less. "
         "In brackets the 95 % interval of their mean: the bootstrap's, or Student's where "
-        "that is wider. Equivalent: the interval lies within ± the margin, one test-set standard "
+        "that is wider; equal differences are known to no more than the steps of the test set "
+        "allow. Equivalent: the interval lies within ± the margin, one test-set standard "
         "error; better, worse: it lies below, above 0; else undecided. One seed gives no verdict.",
     ]
     if section.published:

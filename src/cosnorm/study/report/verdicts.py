@@ -82,11 +82,25 @@ def standard_error(error: float, rows: int) -> float:
     return 100 * math.sqrt(share * (1 - share) / rows)
 
 
-def mean_interval(values: Sequence[float]) -> Interval | None:
+def least_deviation(rows: int | None, errors: int = 1) -> float:
+    """The least deviation, in points, that a sum or difference of errors on `rows` rows has.
+
+    An error is a multiple of 100/rows, as if rounded to it, so values that come out equal are not
+    known to be; a value rounded to steps of d is off by d/√12 (as a standard deviation). 0 where
+    the number of rows is not known.
+
+    >>> round(least_deviation(359, errors=2), 3)
+    0.114
+    """
+    return 0.0 if rows is None else 100 / rows * math.sqrt(errors / 12)
+
+
+def mean_interval(values: Sequence[float], least: float = 0.0) -> Interval | None:
     """The 95 % interval of the mean of `values`; None of fewer than two.
 
     The bootstrap's: percentiles of the means of resamples, drawn by a fixed seed. A bootstrap of a
     few values is too narrow, so where Student's interval is wider, at either end, it is that one's.
+    `least` is the least deviation that Student's takes them to have.
 
     >>> mean_interval([1.0, 1.0, 1.0])
     Interval(low=1.0, high=1.0)
@@ -96,17 +110,20 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
     sample = np.asarray(values, dtype=np.float64)
     drawn = np.random.default_rng(0).integers(len(sample), size=(_RESAMPLES, len(sample)))
     low, high = np.quantile(sample[drawn].mean(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    half = student(len(sample) - 1) * sample.std(ddof=1) / math.sqrt(len(sample))
+    half = student(len(sample) - 1) * max(sample.std(ddof=1), least) / math.sqrt(len(sample))
     mean = sample.mean()
     return Interval(float(min(low, mean - half)), float(max(high, mean + half)))
 
 
-def run_interval(values: Sequence[float]) -> Interval | None:
-    """Where one further value would lie, Student's: mean ± t·s·√(1 + 1/n); None of under two."""
+def run_interval(values: Sequence[float], least: float = 0.0) -> Interval | None:
+    """Where one further value would lie, Student's: mean ± t·s·√(1 + 1/n); None of under two.
+
+    `least` is the least s.
+    """
     if len(values) < 2:
         return None
     sample = np.asarray(values, dtype=np.float64)
-    spread = sample.std(ddof=1) * math.sqrt(1 + 1 / len(sample))
+    spread = max(sample.std(ddof=1), least) * math.sqrt(1 + 1 / len(sample))
     half = student(len(sample) - 1) * spread
     return Interval(float(sample.mean() - half), float(sample.mean() + half))
 
@@ -169,8 +186,8 @@ def _pair(first: Group, second: Group) -> Pair:
     ours, theirs = errors_by_seed(first), errors_by_seed(second)
     seeds = tuple(seed for seed in ours if seed in theirs)
     differences = [ours[seed] - theirs[seed] for seed in seeds]
-    interval = mean_interval(differences)
     rows = tested_rows(first)
+    interval = mean_interval(differences, least_deviation(rows, errors=2))
     both = [errors[seed] for seed in seeds for errors in (ours, theirs)]
     known = bool(seeds) and rows is not None and rows == tested_rows(second)
     margin = standard_error(math.fsum(both) / len(both), rows) if known and rows else None
@@ -215,7 +232,7 @@ def cell_of(section: DatasetGroups, group: Group) -> Cell | None:
     values = [error - group.published.test_error for error in errors_by_seed(group).values()]
     rows = tested_rows(group)
     margin = None if rows is None else 2 * standard_error(group.published.test_error, rows)
-    interval = run_interval(values)
+    interval = run_interval(values, least_deviation(rows))
     words: Mapping[Verdict, CellVerdict] = {
         "better": "lower",
         "equivalent": "agrees",
