@@ -341,6 +341,20 @@ def test_verdicts_on_every_pair(monkeypatch, capsys):
     assert re.search(r"cosine − batch .* worse", told)
 
 
+def test_of_many_settings_the_terminal_says_which_are_compared(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "100")
+    runs = [
+        Run(f"{m}{rate}{seed}", m, {**run_of(m, seed, 3.0).config, "lr": rate}, summary=summary)
+        for m in ("pearson", "batch")
+        for rate in range(1, 7)
+        for seed, error in enumerate((3.0 + rate, 3.3 + rate))
+        for summary in [run_of(m, seed, error).summary]
+    ]
+    print_tables(SimpleNamespace(sections=group_runs(runs, [])))
+    told = capsys.readouterr().out
+    assert "Compared is one setting of each method: pearson (lr=1), batch (lr=1). 10 other" in told
+
+
 def test_the_papers_value_the_interval_and_the_verdict_beside_each_cell(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "120")
     print_tables(report_of(("mnist", 200), pearson=[1.44, 1.45, 1.46], weight=[2.1, 2.11, 2.12]))

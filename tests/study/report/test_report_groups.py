@@ -85,7 +85,7 @@ def test_runs_with_other_settings_are_never_averaged_together(tmp_path):
         ("pearson (lr=10, init_std=0.316)", 2),
         ("batch", 1),
     ]
-    assert [group.label for group in section.main] == ["pearson (lr=9, init_std=0.1)", "batch"]
+    assert [group.label for group in section.main] == ["pearson (lr=10, init_std=0.1)", "batch"]
 
 
 def on_data(folder, config, fingerprint, **options):

@@ -209,12 +209,23 @@ def test_methods_of_different_lengths_are_no_pair(tmp_path):
 
 
 def test_of_many_groups_one_a_method_is_compared(tmp_path):
-    for rate in (1.0, 2.0, 3.0, 4.0, 5.0):
+    for rate in (1.0, 2.0, 3.0, 4.0, 10.0):
         for method in ("pearson", "cosine"):
             write_errors(tmp_path / f"{method}{rate}", config_of(method, lr=rate), [1.4] * 4)
     (section,) = group_runs(load_runs(tmp_path)[0], [])
     assert len(section.groups) == 10
-    assert len(v.pairs_of(section)) == 1
+    (pair,) = v.pairs_of(section)
+    assert (pair.first, pair.second) == ("pearson (lr=10)", "cosine (lr=10)"), "the usual rate"
+    told = "Compared is one setting of each method: pearson (lr=10), cosine (lr=10). 8 other"
+    assert told in formats.markdown([section])
+    assert told in html_page([section], [], "title", "today")
+    assert section.main == v.compared(section), "what the figure shows"
+
+
+def test_of_few_groups_nothing_is_left_out(tmp_path):
+    section = section_of(tmp_path, {"pearson": around(1.4), "cosine": around(1.5)})
+    assert v.left_out(section) == 0
+    assert not any("left out" in note for note in pair_notes(section))
 
 
 def test_without_a_count_of_test_rows_nothing_is_called_equivalent(tmp_path):

@@ -90,7 +90,7 @@ def _pairs(files: "ReportFiles") -> list[dict[str, Any]]:
 
 def _print_pairs(files: "ReportFiles") -> None:
     """The verdicts, pair by pair; of single seeds, a line that there are none."""
-    from cosnorm.study.report.tables import pair_cells, pair_header
+    from cosnorm.study.report.tables import choice_note, pair_cells, pair_header
     from cosnorm.study.report.verdicts import pairs_of
 
     found = [(section, pairs_of(section)) for section in files.sections]
@@ -109,6 +109,8 @@ def _print_pairs(files: "ReportFiles") -> None:
     ]
     heads = dict.fromkeys(head for row in rows for head in row)
     _print_table({head: [row.get(head, "") for row in rows] for head in heads})
+    for note in filter(None, (choice_note(section) for section, _ in found)):
+        typer.echo(shown(note))
 
 
 def _print_table(columns: Mapping[str, list[str]]) -> None:

@@ -144,13 +144,22 @@ class DatasetGroups:
 
     @property
     def main(self) -> list[Group]:
-        """One group a method: the one with the most finished runs, the first of equals."""
+        """One group a method, never chosen by its error.
+
+        The one with the most finished runs; of equals, that with the method's usual learning rate,
+        else the first.
+        """
         best: dict[str, Group] = {}
         for group in self.groups:
             rival = best.get(group.method)
-            if rival is None or len(group.having("finished")) > len(rival.having("finished")):
+            if rival is None or _weight(group) > _weight(rival):
                 best[group.method] = group
         return list(best.values())
+
+
+def _weight(group: Group) -> tuple[int, bool]:
+    usual = METHODS[group.method].lr if group.method in METHODS else None
+    return len(group.having("finished")), group.runs[0].config.get("lr") == usual
 
 
 def group_runs(

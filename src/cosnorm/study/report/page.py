@@ -5,6 +5,7 @@ Tables are plain HTML; the curves and the unfolding of runs are the script's (as
 
 import base64
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -23,7 +24,7 @@ from cosnorm.study.report.page_tables import (
 from cosnorm.study.report.payload import embed, page_data
 from cosnorm.study.report.published import CLAIMS
 from cosnorm.study.report.tables import error_text, length_text, notes
-from cosnorm.study.report.verdicts import Pair, Verdict, pairs_of
+from cosnorm.study.report.verdicts import Pair, Verdict, compared, left_out, pairs_of
 
 _SCRIPTS = (
     *("shapes.js", "chart.js", "controls.js", "tip.js", "gestures.js"),
@@ -139,9 +140,11 @@ def _section(index: int, section: DatasetGroups, differing: Mapping[str, Any], l
 
 
 def _finding(section: DatasetGroups) -> str:
+    if section.best and left_out(section):
+        return _finding_of_compared(section)
     if section.best:
         told = [f"{group.label}, {error_text(group.test_error)} %" for group in section.best]
-        return f"Lowest mean test error: {' and '.join(told)}{_caution(section)}."
+        return f"Lowest mean test error: {' and '.join(told)}{_caution(section, section.best)}."
     finished = [group for group in section.groups if group.test_error is not None]
     if not finished:
         return "No run has finished with a result yet."
@@ -163,18 +166,33 @@ def _length(section: DatasetGroups, group: Group) -> str:
     return length_text(section.length(group), section.unit)
 
 
-def _caution(section: DatasetGroups) -> str:
+def _finding_of_compared(section: DatasetGroups) -> str:
+    """Of many settings: first what the verdicts speak of, then the lowest of all."""
+    lowest, *others = sorted(compared(section), key=_mean)
+    same = [lowest, *(other for other in others if _mean(other) == _mean(lowest))]
+    told = " and ".join(f"{group.label}, {error_text(group.test_error)} %" for group in same)
+    best = section.best[0]
+    return (
+        f"Lowest mean test error of the settings compared below: {told}{_caution(section, same)}. "
+        f"Of all {len(section.groups)} settings: {best.label}, {error_text(best.test_error)} %; "
+        "chosen by test error, it flatters."
+    )
+
+
+def _mean(group: Group) -> float:
+    return math.inf if group.test_error is None else group.test_error.mean
+
+
+def _caution(section: DatasetGroups, lowest: Sequence[Group]) -> str:
     """What the seeds say of the group with the lowest mean against each other."""
-    if len(section.best) > 1:
+    if len(lowest) > 1:
         return ""
-    best = section.best[0].label
+    best = lowest[0].label
     pairs = [pair for pair in pairs_of(section) if best in (pair.first, pair.second)]
     told = []
     for verdict, words in _CAUTIONS.items():
         others = [_other(pair, best) for pair in pairs if _seen_from(best, pair) == verdict]
         told += [f"{words} {', '.join(others)}"] if others else []
-    if not pairs:
-        return f", the lowest of {len(section.groups)} settings: chosen by test error, it flatters"
     return f"; seed by seed it is {'; '.join(told)}" if told else " (1 seed: no verdict)"
 
 

@@ -146,7 +146,7 @@ def _legend(section: DatasetGroups, group: Group) -> dict[str, Any]:
     look = looks([other.method for other in section.groups])[group.method]
     look = variant_look(look, same_method.index(group))
     error = group.test_error
-    is_first = group is _first(same_method)
+    is_first = any(group is other for other in section.main)
     return {
         "label": group.label,
         "value": f"{error.mean:.2f} %" if error else DASH,
@@ -159,12 +159,6 @@ def _legend(section: DatasetGroups, group: Group) -> dict[str, Any]:
         "dark": look.dark,
         "dashes": list(look.dashes),
     }
-
-
-def _first(groups: Sequence[Group]) -> Group:
-    """The setting of a method that is seen first: the one with the lowest mean test error."""
-    known = [group for group in groups if group.test_error is not None]
-    return min(known, key=lambda g: g.test_error.mean if g.test_error else 0.0, default=groups[0])
 
 
 def _state(group: Group) -> str:

@@ -9,8 +9,10 @@ from cosnorm.study.report.verdicts import (
     Interval,
     Pair,
     cell_of,
+    compared,
     group_standard_error,
     has_published_length,
+    left_out,
 )
 from cosnorm.study.runs.run import Run, number
 
@@ -131,12 +133,28 @@ def pair_notes(section: DatasetGroups) -> list[str]:
         "allow. Equivalent: the interval lies within ± the margin, one test-set standard "
         "error; better, worse: it lies below, above 0; else undecided. One seed gives no verdict.",
     ]
+    if told := choice_note(section):
+        lines.insert(0, told)
     if section.published:
         lines.append(
             "Order: whether the verdict has the sign of the paper's difference, or is equivalent "
             "where that is within the margin."
         )
     return lines
+
+
+def choice_note(section: DatasetGroups) -> str:
+    """Which setting of each method is compared, and why, where not all are; else nothing."""
+    others = left_out(section)
+    if not others:
+        return ""
+    labels = ", ".join(group.label for group in compared(section))
+    return (
+        f"Compared is one setting of each method: {labels}. {others} other "
+        f"{'setting is' if others == 1 else 'settings are'} left out: all pairs would be too many "
+        "to read. It is the setting with the most finished runs, of equals the one with the "
+        "method's usual learning rate, else the first in the table; never chosen by test error."
+    )
 
 
 def _mean_text(group: Group) -> str:

@@ -170,14 +170,24 @@ def verdict_of(interval: Interval | None, margin: float | None) -> Verdict:
     return "worse" if interval.low > 0 else "undecided"
 
 
-def pairs_of(section: DatasetGroups) -> list[Pair]:
-    """Every two groups trained for the same length on the same data, in the order of the table."""
+def compared(section: DatasetGroups) -> list[Group]:
+    """The groups of which pairs are made: all with a result; of too many, one a method."""
     groups = [group for group in section.groups if group.test_error is not None]
     if len(groups) > _MOST_GROUPS:
-        groups = [group for group in section.main if group.test_error is not None]
+        return [group for group in section.main if group.test_error is not None]
+    return groups
+
+
+def left_out(section: DatasetGroups) -> int:
+    """How many groups with a result no pair has."""
+    return sum(g.test_error is not None for g in section.groups) - len(compared(section))
+
+
+def pairs_of(section: DatasetGroups) -> list[Pair]:
+    """Every two groups trained for the same length on the same data, in the order of the table."""
     return [
         _pair(first, second)
-        for first, second in combinations(groups, 2)
+        for first, second in combinations(compared(section), 2)
         if section.length(first) == section.length(second) and first.data == second.data
     ]
 

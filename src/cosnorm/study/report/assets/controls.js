@@ -99,7 +99,7 @@ function buildLegend(chart) {
   const open = chart.legend.querySelector("details")?.open || all.some(([group, i]) => !group.first && on[i]);
   const more = others.length ? [element("details", { open: open ? "" : null },
     element("summary", { text: `${others.length} other settings` }), ...others)] : [];
-  const note = others.length ? [element("p", { class: "lead", text: "Of each method, the setting with the lowest test error." })] : [];
+  const note = others.length ? [element("p", { class: "lead", text: "Of each method, the setting that is compared below." })] : [];
   const both = element("span", { class: "all" },
     element("button", { text: "show all", onclick: fill(true) }), element("button", { text: "hide all", onclick: fill(false) }));
   chart.legend.replaceChildren(...note, ...first, ...more, ...(all.length > 1 ? [both] : []));
