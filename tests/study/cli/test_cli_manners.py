@@ -37,6 +37,51 @@ def test_a_setting_that_does_nothing_is_refused(settings, told):
         check_used([config], settings)
 
 
+@pytest.mark.parametrize("settings", [{"scale": "fixed"}, {"scale_start": 2.0}])
+def test_a_scale_is_refused_where_no_method_has_one(settings):
+    plain, scaled = (configure("digits", method, **settings) for method in ("none", "batch"))
+    with pytest.raises(ConfigError, match="as it needs a method whose last layer is scaled"):
+        check_used([plain], settings)
+    check_used([plain, scaled], settings)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            ("train", "--method", "batch", "--dataset", "digits", "--sync-batch-norm"),
+            "--sync-batch-norm does nothing here, as it is for processes of torchrun",
+        ),
+        (
+            ("compare", "--dataset", "digits", "--sync-batch-norm"),
+            "--sync-batch-norm does nothing here, as a run of a comparison has one process",
+        ),
+        (
+            ("compare", "--dataset", "digits", "--batch-seeds", "on"),
+            "there is one seed: give --seeds 2 or more, or leave --batch-seeds out",
+        ),
+        (
+            ("compare", "--dataset", "digits", "--data-dir", "."),
+            "--data-dir does nothing here, as it is for published data sets and digits is",
+        ),
+        (
+            ("compare", "--dataset", "own.csv", "--data-dir", "."),
+            "--data-dir does nothing here, as it is for published data sets and your own data",
+        ),
+        (
+            ("reproduce", "mnist", "--data-dir", "/nonexistent"),
+            "--data-dir must be a folder; there is none at /nonexistent: name the one that",
+        ),
+    ],
+)
+def test_options_that_do_nothing_or_name_nothing_are_refused(tmp_path, arguments, told):
+    ended = cosnorm(*arguments, "--epochs", 1, "--device", "cpu", "--out", tmp_path / "out")
+    assert ended.returncode == 2
+    assert is_one_readable_line(ended.stderr)
+    assert told in ended.stderr
+    assert not (tmp_path / "out").exists()
+
+
 USED = [
     ("20news", "cosine", {"tfidf": "l2", "min_df": 2, "sparse": True}),
     ("svhn", "cosine", {"svhn_extra": False, "flip": True, "channels": 8, "pool": "valid"}),

@@ -190,7 +190,9 @@ def test_many_curves_start_with_the_setting_of_each_method_that_is_compared(tmp_
     looks = {(group["light"], tuple(group["dashes"])) for group in groups}
     assert len(looks) == 15
     assert "Lowest mean test error of the settings compared below: " in page
-    assert re.search(r"Of all 15 settings: \w+ \(init_std=0.3\d*\), [01]\.\d\d %; chosen by test", page)
+    assert re.search(
+        r"Of all 15 settings: \w+ \(init_std=0.3\d*\), [01]\.\d\d %; chosen by test", page
+    )
 
 
 def test_up_to_twelve_curves_are_all_there_from_the_start(tmp_path):

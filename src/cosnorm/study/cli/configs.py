@@ -63,6 +63,26 @@ def check_used(configs: Sequence[Config], settings: dict[str, Any]) -> None:
             raise ConfigError(f"{flag} does nothing here, as it needs {needs[0]}: leave it out")
 
 
+def check_data_dir(datasets: Sequence[str], data_dir: Path | None, is_here: bool = True) -> None:
+    """Refuse a folder of data that is not there, or that none of the data sets is looked for in.
+
+    is_here: whether the runs are made on this machine, whose folders can be looked at.
+    """
+    if data_dir is None:
+        return
+    if all(name == "digits" or name not in DATASETS for name in datasets):
+        why = "digits is embedded" if "digits" in datasets else "your own data is its own path"
+        raise ConfigError(
+            f"--data-dir does nothing here, as it is for published data sets and {why}: leave it "
+            "out"
+        )
+    if is_here and not data_dir.expanduser().is_dir():
+        raise ConfigError(
+            f"--data-dir must be a folder; there is none at {data_dir}: name the one that holds "
+            "the data, or leave it out for $COSNORM_DATA or the cache"
+        )
+
+
 def tell_of_affine(methods: Sequence[str], settings: dict[str, Any]) -> None:
     """Say where `--affine` has no part."""
     having = [method for method in methods if METHODS[method].affine]

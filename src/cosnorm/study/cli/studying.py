@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from cosnorm.study.claims import STUDIES, study_named
+from cosnorm.study.cli.configs import check_data_dir
 from cosnorm.study.cli.failures import STOPPED, fail, readable, resumable
 from cosnorm.study.cli.launching import (
     BatchedSeeds,
@@ -57,6 +58,7 @@ def study(
 
     place = chosen_device(None if device is None else device.value)
     setting = wanted.setting(full, epochs=epochs, seeds=seeds, device=place)
+    check_data_dir([setting.dataset], data_dir, launcher != LauncherName.ray)
     with resumable(out):
         options = {"data_dir": data_dir, "keep_checkpoints": False}
         launch = launching.launcher(None, stop_after(max_minutes), **options)

@@ -1,12 +1,13 @@
 """`train`, `compare` and `reproduce`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cosnorm.study.cli.configs import (
     all_configured,
+    check_data_dir,
     check_used,
     chosen_methods,
     configured,
@@ -84,13 +85,15 @@ def train(
         raise ConfigError("give either --epochs or --steps")
     config = configured(dataset, method, seed, epochs, steps, settings)
     check_used([config], settings)
+    check_data_dir([config.dataset], data_dir)
     from cosnorm.study.runs.logs import Log, logger_named
     from cosnorm.study.runs.record import RunFolder
     from cosnorm.study.runs.storage import storage_at
     from cosnorm.study.train.ranks import Ended, check_launched, ranks_here
     from cosnorm.study.train.run import run
 
-    check_launched({"--rank-timeout": rank_timeout, "--shard": shard})
+    together = {"--sync-batch-norm": settings.get("sync_batch_norm")}
+    check_launched({"--rank-timeout": rank_timeout, "--shard": shard, **together})
     watcher = watcher_for(json, config.name)
     logged = Log(watcher, logger_named(log, out), RunFolder(storage_at(out)))
     try:
@@ -161,11 +164,12 @@ def compare(
 
     Then one table, one picture, one page. Given again, go on where it stopped.
     """
-    _check_one_process()
+    _check_one_process(settings)
     launching = Launching(launcher, ray_address, cpus_per_run, gpus_per_run, batch_seeds)
     chosen = chosen_methods(methods)
     configs = all_configured(dataset, chosen, seeds, epochs, steps, settings)
     check_used(configs, settings)
+    check_data_dir([configs[0].dataset], data_dir, launcher != LauncherName.ray)
     tell_of_affine(chosen, settings)
     options = {
         "data_dir": data_dir,
@@ -222,7 +226,8 @@ def reproduce(
 
     if table not in (*PAPER, "all"):
         raise ConfigError(f"the table must be one of {', '.join(PAPER)} or all; got {table!r}")
-    _check_one_process()
+    _check_one_process(settings)
+    check_data_dir(list(PAPER), data_dir, launcher != LauncherName.ray)
     launching = Launching(launcher, ray_address, cpus_per_run, gpus_per_run, batch_seeds)
     stop, chosen = stop_after(max_minutes), chosen_methods(methods)
     tables = PAPER if table == "all" else (table,)
@@ -250,13 +255,18 @@ def reproduce(
         raise fail(f"left out for want of data: {', '.join(left_out)}; see above", FAILED)
 
 
-def _check_one_process() -> None:
+def _check_one_process(settings: Mapping[str, Any]) -> None:
     from cosnorm.study.train.ranks import are_launched
 
     if are_launched():
         raise ConfigError(
             "a comparison runs in one process; got several from torchrun: "
             "use torchrun with `cosnorm train`"
+        )
+    if settings.get("sync_batch_norm"):
+        raise ConfigError(
+            "--sync-batch-norm does nothing here, as a run of a comparison has one process: leave "
+            "it out, or use torchrun with `cosnorm train`"
         )
 
 

@@ -163,6 +163,8 @@ def idle_settings(config: Config) -> dict[str, str]:
         "bn_momentum": (method.over_batch, "the method batch"),
         "bn_eps": (method.over_batch, "the method batch"),
         "sync_batch_norm": (method.over_batch, "the method batch"),
+        "scale": (method.scaled, "a method whose last layer is scaled: any but none"),
+        "scale_start": (method.scaled, "a method whose last layer is scaled: any but none"),
         "ema_statistics": (
             method.over_batch and config.ema_decay > 0,
             "the method batch and an average (--ema-decay)",

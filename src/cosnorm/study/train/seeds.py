@@ -41,6 +41,11 @@ def groups_of(jobs: "Sequence[Job]", choice: str) -> "list[list[Job]]":
 
 def check_choice(configs: Sequence[Config], choice: str) -> None:
     """Refuse "on" where no run can be one of several."""
+    if choice == BatchSeeds.on and len({config.seed for config in configs}) == 1:
+        raise ConfigError(
+            "--batch-seeds on trains the seeds of a method as one, and there is one seed: give "
+            "--seeds 2 or more, or leave --batch-seeds out"
+        )
     needs = [obstacle(config) for config in configs]
     if choice == BatchSeeds.on and needs and None not in needs:
         raise ConfigError(f"seeds train as one only with {needs[0]}: leave --batch-seeds out")
