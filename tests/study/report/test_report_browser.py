@@ -249,3 +249,34 @@ def test_one_epoch_beside_the_paper(session, tmp_path, width):
     choose(session, "range", "whole")
     assert session.run(papers) == len(LEVELS)
     assert session.run(note) == ""
+
+
+@pytest.mark.parametrize("width", [360, 390])
+def test_a_phone_shows_every_column_of_a_table(page, width):
+    page.devtools(
+        "Emulation.setDeviceMetricsOverride",
+        width=width, height=800, deviceScaleFactor=2, mobile=True,
+    )  # fmt: skip
+    cells = "[...document.querySelectorAll('#set-0 table.results :is(th, td)')]"
+    cut = (
+        f"return {cells}.filter(c => c.getBoundingClientRect().right > "
+        "c.closest('.scroll').getBoundingClientRect().right + 0.5 "
+        "|| c.scrollWidth > c.clientWidth).map(c => c.textContent)"
+    )
+    assert page.run(cut) == []
+    head = "return document.querySelector('#set-0 table.verdicts td:nth-child(4)').dataset.head"
+    assert page.run(head) == "verdict"
+
+
+def test_methods_are_sorted_by_the_numbers_in_their_names(session, tmp_path):
+    rates = (0.01, 0.003, 0.1, 0.03, 1.0, 10.0)
+    for rate in rates:
+        write_errors(tmp_path / f"r{rate}", config_of("pearson", lr=rate), [1.0] * 4)
+    open_at(session, 1280, write_report(tmp_path, tmp_path / "report", published={}))
+    names = "return [...document.querySelectorAll('table.results td:first-child')]"
+    table = f"{names}.map(c => c.textContent).filter(t => !t.includes('−'))"
+    wanted = [f"pearson (lr={rate:g})" for rate in sorted(rates)]
+    session.click("table.results th:first-child button")
+    assert session.run(table) == wanted
+    session.click("table.results th:first-child button")
+    assert session.run(table) == wanted[::-1]

@@ -10,11 +10,22 @@ function leadingNumber(text) {
   return found ? Number(found[0]) : null;
 }
 
+// Text as words and numbers in turn, "pearson (lr=0.03)" as "pearson (lr=", 0.03, ")": the browser's own
+// numeric order reads the digits behind a point as a whole number.
+function partsOf(text) {
+  return text.split(/((?:(?<==)-)?\d+(?:\.\d+)?(?:e[-+]?\d+)?)/).map((part, i) => (i % 2 ? Number(part) : part));
+}
+
 function compareTexts(a, b) {
   const [x, y] = [leadingNumber(a), leadingNumber(b)];
   if (x !== null && y !== null && x !== y) return x - y;
   if ((x === null) !== (y === null)) return x === null ? 1 : -1; // words after numbers
-  return a.localeCompare(b, undefined, { numeric: true });
+  const [ours, theirs] = [partsOf(a), partsOf(b)];
+  for (let i = 0; i < Math.min(ours.length, theirs.length); i += 1) {
+    const order = i % 2 ? ours[i] - theirs[i] : ours[i].localeCompare(theirs[i]);
+    if (order) return order;
+  }
+  return ours.length - theirs.length;
 }
 
 // Names as buttons; `cell(row, column)` is the text to go by. The way of the last click turns.
@@ -37,6 +48,10 @@ function sortable(names, rows, cell, place) {
 
 for (const table of document.querySelectorAll("table.sortable")) {
   const body = table.querySelector("tbody");
+  // On a phone a row is a list of names and values, so each value needs the name of its column.
+  const heads = [...table.querySelectorAll("thead th")].map((head) => head.textContent);
+  for (const row of body.rows) [...row.cells].forEach((value, i) => { value.dataset.head = heads[i]; });
+  table.classList.add("cards");
   sortable([...table.querySelectorAll("thead th")], [...body.rows], (row, column) => row.cells[column].textContent, body);
 }
 for (const head of document.querySelectorAll(".runs-head")) {
