@@ -1,3 +1,4 @@
+import hashlib
 import logging
 import os
 import subprocess
@@ -12,6 +13,7 @@ from cosnorm.study.report import ReportError, write_report
 from cosnorm.study.runs.errors import StorageError
 
 NAMES = {"index.html", "table.md", "table.tex", "table.csv", "pairs.csv", "runs.csv", "curves.csv"}
+NAMES |= {"files.json"}
 
 
 def test_a_comparison_gives_every_file(tmp_path):
@@ -148,3 +150,32 @@ def test_a_report_loads_no_torch_and_opens_no_window(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+def test_a_report_over_an_older_one_leaves_nothing_of_that_and_all_else(tmp_path):
+    write_run(tmp_path / "a" / "run", config_of("pearson", dataset="first"), layers=2)
+    write_run(tmp_path / "b" / "run", config_of("pearson", dataset="second"))
+    out = tmp_path / "out"
+    write_report(tmp_path / "a", out)
+    assert (out / "layers.csv").exists() and (out / "first.png").exists()
+    (out / "own.txt").write_text("mine")
+    (out / "first.pdf").write_bytes(b"mine by now")
+    write_report(tmp_path / "b", out)
+    figures = {"second.png", "second.pdf"}
+    assert {path.name for path in out.iterdir()} == NAMES | figures | {"own.txt", "first.pdf"}
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{", b'{"files": ["run"]}', b'{"files": {"../kept.txt": "%s"}}']
+)
+def test_a_damaged_list_of_files_deletes_nothing(tmp_path, content):
+    write_run(tmp_path / "a", config_of("pearson"))
+    kept = tmp_path / "kept.txt"
+    kept.write_text("mine")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "run").write_text("mine")
+    checksum = hashlib.sha256(b"mine").hexdigest().encode()
+    (out / "files.json").write_bytes(content.replace(b"%s", checksum))
+    write_report(tmp_path / "a", out)
+    assert kept.exists() and (out / "run").exists()

@@ -1,5 +1,7 @@
 """The report as files, each put in its place at once, so that nobody ever reads half of one."""
 
+import hashlib
+import json
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,8 +24,9 @@ from cosnorm.study.report.links import Links
 from cosnorm.study.report.page import html_page
 from cosnorm.study.report.published import Published
 from cosnorm.study.report.runs import Source, load_runs
-from cosnorm.study.runs.storage import storage_at
+from cosnorm.study.runs.storage import Storage, storage_at
 
+_LIST = "files.json"
 _log = logging.getLogger(__name__)
 
 
@@ -57,7 +60,8 @@ def write_report(
 
     Arguments:
         runs: a folder, or any storage, that is searched for run folders; or a list of them.
-        out: the folder, or storage, for the report; made if it is not there, older files replaced.
+        out: the folder, or storage, for the report; made if it is not there. What an
+            earlier report wrote there is replaced or removed, and nothing else.
         title: the page's heading.
         published: tables to compare with, by data set; None means the paper's, {} none.
 
@@ -89,8 +93,10 @@ def write_report(
     # A path need not be text: what no encoding has must not cost the report.
     encoded = {name: text.encode("utf-8", "backslashreplace") for name, text in texts.items()}
     pictures = {name: content for files in figures for name, content in files.items()}
-    for name, content in {**pictures, **encoded}.items():
+    written = {**pictures, **encoded}
+    for name, content in written.items():
         storage.write(name, content)
+    _tidy(storage, written)
 
     def place(name: str) -> str:
         return f"{storage.label}/{name}"
@@ -107,6 +113,31 @@ def write_report(
         sections=tuple(sections),
         warnings=tuple(warnings),
     )
+
+
+def _tidy(storage: Storage, written: Mapping[str, bytes]) -> None:
+    """Remove what an earlier report here wrote and this one did not; keep the list for the next.
+
+    A file that is not what was written, by its checksum, is somebody's own by now and stays.
+    """
+    for name, checksum in _listed(storage).items():
+        if name not in written and _checksum(storage.read(name) or b"") == checksum:
+            storage.delete(name)
+    listed = {name: _checksum(content) for name, content in written.items()}
+    storage.write(_LIST, f"{json.dumps({'files': listed}, indent=2)}\n".encode())
+
+
+def _listed(storage: Storage) -> dict[str, str]:
+    """The files of the report before, with their checksums; none where the list is damaged."""
+    try:
+        files = json.loads(storage.read(_LIST) or b"{}")["files"]
+        return {name: str(files[name]) for name in files if re.fullmatch(r"[\w-][\w.-]*", name)}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {}
+
+
+def _checksum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _title(sections: Sequence[DatasetGroups]) -> str:
