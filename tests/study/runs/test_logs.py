@@ -13,7 +13,7 @@ from experiment_cases import Notes, StopAfter, config_for, vector_data
 
 from cosnorm.study import LOGGERS, LoggerEntry
 from cosnorm.study.runs.errors import ConfigError, RunError
-from cosnorm.study.runs.logs import Log, TensorBoard, logger_named
+from cosnorm.study.runs.logs import Log, TensorBoard, logged, logger_named, loggers_named
 from cosnorm.study.runs.record import RunFolder
 from cosnorm.study.runs.storage import storage_at
 from cosnorm.study.train.run import run
@@ -244,3 +244,34 @@ def test_evaluations_that_are_told_late_are_logged_once(tmp_path):
     for line in lines:
         log.evaluation(line)
     assert [step for step, _, _ in logger.added] == [line["step"] for line in lines]
+
+
+class Broken(ByHeart):
+    """A logger that fails at its first number."""
+
+    def add(self, step, when, numbers):
+        raise OSError("the disk is full")
+
+
+def test_several_logs_each_by_itself(tmp_path):
+    first, broken, last = ByHeart(tmp_path), Broken(tmp_path), ByHeart(tmp_path)
+    notes = Notes()
+    folder = RunFolder(storage_at(tmp_path / "run"))
+    log = logged(notes, [first, broken, last], folder)
+    outcome = run(config_for(), tmp_path / "run", dataset=vector_data(), watcher=log)
+    log.end(outcome.status, outcome.summary)
+    told = [[(step, numbers) for step, _, numbers in one.added] for one in (first, last)]
+    assert told[0] == told[1] != []
+    assert [len(logger.ended) for logger in (first, broken, last)] == [1, 0, 1]
+    assert notes.ended == ["done"] and len(notes.warnings) == 1
+    again = [ByHeart(tmp_path), ByHeart(tmp_path)]
+    logged(Notes(), again, folder).close("done", outcome.summary)
+    assert all(len(logger.ended) == 1 and logger.added for logger in again)
+
+
+def test_the_same_log_twice_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="--log tensorboard is given twice: give each viewer"):
+        loggers_named(["tensorboard", "mlflow", "tensorboard"], tmp_path)
+    with pytest.raises(ConfigError, match="--log must be one of tensorboard, mlflow; got 'wandb'"):
+        loggers_named(["tensorboard", "wandb"], tmp_path)
+    assert loggers_named(None, tmp_path) == []

@@ -91,10 +91,10 @@ Watch = Annotated[
     ),
 ]
 Logger = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         metavar="NAME",
-        help=f"Copy the metrics for a viewer, as files under OUT: {' or '.join(LOGGERS)}.",
+        help=f"Copy the metrics for a viewer, as files under OUT: {', '.join(LOGGERS)}; repeatable.",
         autocompletion=completing(LOGGERS),
     ),
 ]

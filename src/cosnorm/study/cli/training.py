@@ -53,6 +53,7 @@ from cosnorm.study.runs.errors import ConfigError
 from cosnorm.study.train.seeds import BatchSeeds
 
 if TYPE_CHECKING:
+    from cosnorm.study.runs.progress import Watcher
     from cosnorm.study.train.stopping import Stop
     from cosnorm.study.train.train import Outcome
 
@@ -86,7 +87,7 @@ def train(
     config = configured(dataset, method, seed, epochs, steps, settings)
     check_used([config], settings)
     check_data_dir([config.dataset], data_dir)
-    from cosnorm.study.runs.logs import Log, logger_named
+    from cosnorm.study.runs.logs import logged, loggers_named
     from cosnorm.study.runs.record import RunFolder
     from cosnorm.study.runs.storage import storage_at
     from cosnorm.study.train.ranks import Ended, check_launched, ranks_here
@@ -95,7 +96,7 @@ def train(
     together = {"--sync-batch-norm": settings.get("sync_batch_norm")}
     check_launched({"--rank-timeout": rank_timeout, "--shard": shard, **together})
     watcher = watcher_for(json, config.name)
-    logged = Log(watcher, logger_named(log, out), RunFolder(storage_at(out)))
+    watched = logged(watcher, loggers_named(log, out), RunFolder(storage_at(out)))
     try:
         with ranks_here(config.device, rank_timeout, shard) as ranks:
             with resumable(out), said_once(ranks, lambda: _let_go(watcher)):
@@ -103,7 +104,7 @@ def train(
                     config,
                     out,
                     data_dir=data_dir,
-                    watcher=logged,
+                    watcher=watched,
                     stop=stop_after(max_minutes),
                     checkpoint_seconds=checkpoint_seconds,
                     keep_checkpoints=keep_checkpoints,
@@ -115,7 +116,7 @@ def train(
             code = _code_of(outcome)
             if ranks.is_first:  # before the others leave, for whose codes torchrun would end it
                 _let_go(watcher)
-                code = _concluded(outcome, out, json, watcher, logged)
+                code = _concluded(outcome, out, json, watcher, watched)
     except Ended as ended:
         code = ended.code
     finally:
@@ -123,9 +124,9 @@ def train(
     raise typer.Exit(code)
 
 
-def _concluded(outcome: "Outcome", out: str, json: bool, watcher: Any, logged: Any) -> int:
+def _concluded(outcome: "Outcome", out: str, json: bool, watcher: Any, watched: Any) -> int:
     """Say the last lines of `train`; its exit code."""
-    logged.close(outcome.status, outcome.summary)
+    watched.close(outcome.status, outcome.summary)
     try:
         if outcome.missing:  # of which the watcher has told
             raise fail(f"{out} is not whole: {' and '.join(outcome.missing)} missing", FAILED)
@@ -287,11 +288,11 @@ def _compared(
     stop: "Stop",
     launching: Launching,
     options: dict[str, Any],
-    log: str | None,
+    log: Sequence[str] | None,
     table: str | None = None,
 ) -> None:
     from cosnorm.study.cli.outlook import Outlook, opening
-    from cosnorm.study.runs.logs import Log, logger_named
+    from cosnorm.study.runs.logs import logged, loggers_named
     from cosnorm.study.runs.record import RunFolder
     from cosnorm.study.runs.storage import storage_at
     from cosnorm.study.train.compare import compare
@@ -300,13 +301,14 @@ def _compared(
     methods, names = [config.method for config in configs], [config.name for config in configs]
     shown_as = [f"{table}/{name}" if table else name for name in names]
     watchers = dict(zip(names, watchers_for(as_json, shown_as, Outlook(methods)), strict=True))
-    logger_named(log, out)  # refused before anything is trained
+    loggers_named(log, out)  # refused before anything is trained
     together = launching.told(configs)
 
-    def logged(job: Job) -> Log:
-        return Log(watchers[job.config.name], logger_named(log, out), RunFolder(job.storage))
+    def watcher_of(job: Job) -> "Watcher":
+        loggers = loggers_named(log, out)
+        return logged(watchers[job.config.name], loggers, RunFolder(job.storage))
 
-    launcher = launching.launcher(logged, stop, **options)
+    launcher = launching.launcher(watcher_of, stop, **options)
     if not as_json:
         over = sum(RunFolder(storage_at(out).at(name)).is_over for name in names)
         typer.echo(opening(len(configs), len(set(methods)), over, table))

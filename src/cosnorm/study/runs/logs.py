@@ -9,7 +9,8 @@ anywhere: logs are files in the folder of the command. Loads no torch.
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -69,12 +70,14 @@ class Log:
         self.watcher.warning(text)
 
     def end(self, status: str, summary: Mapping[str, Any] | None) -> None:
-        self.close(status, summary)
+        self._kept(lambda: self._end(status, summary))
         self.watcher.end(status, summary)
 
     def close(self, status: str, summary: Mapping[str, Any] | None) -> None:
-        """End the log alone; of a run that was over before, write it first."""
+        """End the logs alone; of a run that was over before, write them first."""
         self._kept(lambda: self._end(status, summary))
+        if isinstance(self.watcher, Log):
+            self.watcher.close(status, summary)
 
     def _begin(self, config: Config) -> None:
         lines = self.folder.metrics()
@@ -131,13 +134,27 @@ def numbers_of(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             yield key, float(value)
 
 
-def logger_named(name: str | None, out: str | Path) -> Logger | None:
-    """The logger of that name, which writes under `out`; None for None.
+def logged(watcher: Watcher, loggers: Sequence[Logger], folder: RunFolder) -> Log:
+    """The watcher with a log by each of the loggers; where one fails the others go on."""
+    for logger in loggers[:-1]:
+        watcher = Log(watcher, logger, folder)
+    return Log(watcher, loggers[-1] if loggers else None, folder)
+
+
+def loggers_named(names: Sequence[str] | None, out: str | Path) -> list[Logger]:
+    """The loggers of these names, as `logger_named` gives them; the same twice is refused."""
+    names = names or ()
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ConfigError(f"--log {twice[0]} is given twice: give each viewer once")
+    return [logger_named(name, out) for name in names]
+
+
+def logger_named(name: str, out: str | Path) -> Logger:
+    """The logger of that name, which writes under `out`.
 
     Refused where there is none of that name, or where its package is missing.
     """
-    if name is None:
-        return None
     if name not in LOGGERS:
         raise ConfigError(f"--log must be one of {', '.join(LOGGERS)}; got {name!r}")
     entry = LOGGERS[name]
