@@ -1,6 +1,7 @@
 """What users meet at the edges: options that do nothing, names that are not text, completion."""
 
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -177,6 +178,9 @@ def test_the_list_of_commands_is_not_cut_short():
         ("data fetch m", "mnist"),
         ("data verify s", "svhn"),
         ("study s", "steadiness"),
+        ("compare --methods b", "batch"),
+        ("compare --methods none,pearson,b", "none,pearson,batch"),
+        ("compare --methods pearson,p", ""),
     ],
 )
 def test_names_are_completed(words, completed):
@@ -214,3 +218,25 @@ def test_settings_nested_too_deeply_are_damage(tmp_path):
     assert ended.returncode == 1
     assert is_one_readable_line(ended.stderr)
     assert "config.json is not JSON" in ended.stderr
+
+
+def test_more_runs_than_a_report_can_hold_are_refused_at_once(tmp_path):
+    begun = time.monotonic()
+    arguments = ("--seeds", 100_000_000, "--methods", "batch,none", "--out", tmp_path / "out")
+    ended = cosnorm("compare", "--dataset", "digits", *arguments)
+    assert time.monotonic() - begun < 20
+    assert ended.returncode == 2 and is_one_readable_line(ended.stderr)
+    assert "at most 10,000 runs; got 200,000,000 (2 methods with 100,000,000" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "advice"),
+    [
+        ("sklearn.datasets", "install it with: pip install 'cosnorm[data]'"),
+        ("mlflow", "install it with: pip install 'cosnorm[mlflow]'"),
+        ("somebodys_module", "it is no part of what cosnorm needs: install it as the code that"),
+    ],
+)
+def test_advice_on_a_missing_module_is_of_what_brings_it(module, advice):
+    told = _told(ModuleNotFoundError(f"No module named {module!r}", name=module))
+    assert told.startswith(f"No module named {module!r}; {advice}")

@@ -5,7 +5,7 @@ import pytest
 from synthetic import LEVELS, config_of, write_comparison, write_errors, write_run
 
 from cosnorm.study.report import group_runs, load_runs
-from cosnorm.study.report.figures import _RC, _comparison, _settings
+from cosnorm.study.report.figures import _RC, _comparison, _settings, figure_files
 from cosnorm.study.report.style import looks, variant_look
 
 
@@ -103,3 +103,15 @@ def test_a_single_evaluation_is_a_whole_dot(tmp_path):
     assert [tuple(dot.get_xydata()[0]) for dot in dots] == [(1, 5), (1, 6)], "flat is off scale"
     assert not any(dot.get_clip_on() for dot in dots)
     assert list(ax.get_xticks()) == [0, 1]
+
+
+@pytest.mark.parametrize("letter", ["W", "i", "\u6570"])
+def test_long_names_leave_room_for_the_axes(tmp_path, letter, recwarn):
+    name = letter * 300
+    for place in range(2):
+        write_run(tmp_path / str(place), config_of(name[place:], dataset=f"/{name}", epochs=4))
+        noted = config_of("pearson", dataset=f"/{name}", epochs=4, note=name[place:])
+        write_run(tmp_path / f"p{place}", noted)
+    (section,) = group_runs(load_runs(tmp_path)[0], [])
+    assert figure_files(section).keys() == {".png", ".pdf", "-settings.png", "-settings.pdf"}
+    assert [str(warning.message) for warning in recwarn] == []

@@ -195,6 +195,7 @@ WHOLE = {
         ({"steps": None}, "steps is null"),
         ({"test_error_mean": [1]}, r"test_error_mean is \[1\]"),
         ({"window": 3}, "window is 3"),
+        ({"steps": "x" * 5000}, 'steps is "x{79}…'),
         ({"window": {"unit": "epoch"}}, r"it has no window\.count"),
     ],
 )

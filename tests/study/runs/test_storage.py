@@ -157,3 +157,9 @@ def test_a_claim_that_is_refused_takes_nothing_from_who_holds_it(tmp_path):
             pass
         assert (storage.root / ".lock").exists()
     assert not storage.root.exists()
+
+
+def test_a_folder_in_the_place_of_a_file_is_told_with_what_to_do(tmp_path):
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(StorageError, match=r"Is a directory; a folder stands where a file belongs"):
+        LocalStorage(tmp_path).read("metrics.jsonl")

@@ -13,6 +13,8 @@ from cosnorm.study.runs.config import Config
 from cosnorm.study.runs.errors import ConfigError
 from cosnorm.study.runs.presets import idle_settings
 
+_MOST_RUNS = 10_000  # each is a folder, and a row of the report
+
 
 def configured(
     dataset: str,
@@ -42,6 +44,12 @@ def all_configured(
     settings: dict[str, Any],
 ) -> list[Config]:
     """Every method with every seed; affine goes to the methods that have it, if any has."""
+    count = len(methods) * seeds
+    if count > _MOST_RUNS:
+        raise ConfigError(
+            f"a comparison has at most {_MOST_RUNS:,} runs; got {count:,} ({len(methods)} methods "
+            f"with {seeds:,} seeds each): give fewer --seeds"
+        )
     some = any(METHODS[method].affine for method in methods)
     skipping = {**settings, "affine": None}
     return [

@@ -91,7 +91,7 @@ def _told(error: Exception) -> str:
     if isinstance(error, ConfigError | DataError | RunError | ValueError):
         return text
     if isinstance(error, ModuleNotFoundError):
-        return f"{text}; install it with: pip install 'cosnorm[all]'"
+        return f"{text}; {_how_to_install(error.name or '')}"
     if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
         return f"out of memory: use a smaller batch size or network ({text[:200]})"
     if isinstance(error, RuntimeError) and "allocate memory" in text:  # as torch says it of a CPU
@@ -99,3 +99,28 @@ def _told(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return f"something given is nested too deeply ({text})"
     return f"{type(error).__name__}: {text} (set COSNORM_TRACEBACK=1 to see where)"
+
+
+# The extra that brings a module; those of the command line itself are there by now.
+_EXTRAS = {
+    "data": ("scipy", "sklearn", "PIL"),
+    "report": ("matplotlib",),
+    "train": ("safetensors",),
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "s3": ("obstore",),
+    "hub": ("huggingface_hub",),
+    "tensorboard": ("tensorboard",),
+    "mlflow": ("mlflow", "sqlalchemy", "alembic"),
+    "ray": ("ray",),
+}
+
+
+def _how_to_install(module: str) -> str:
+    top = module.partition(".")[0]
+    extra = next((name for name, modules in _EXTRAS.items() if top in modules), None)
+    if extra is None:
+        return (
+            "it is no part of what cosnorm needs: install it as the code that imports it asks "
+            "(set COSNORM_TRACEBACK=1 to see where)"
+        )
+    return f"install it with: pip install 'cosnorm[{extra}]'"

@@ -31,6 +31,18 @@ def completing(names: Iterable[str], but: Sequence[str] = ()) -> Callable[[str],
     return complete
 
 
+def completing_list(names: Iterable[str]) -> Callable[[str], list[str]]:
+    """Completion of the last of several names with commas, by those that are not there yet."""
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        given = before.split(",")
+        found = (name for name in names if name.startswith(last) and name not in given)
+        return [f"{before}{comma}{name}" for name in found]
+
+    return complete
+
+
 Dataset = Annotated[
     str,
     typer.Option(
@@ -52,7 +64,10 @@ Epochs = Annotated[
 ]
 Steps = Annotated[int | None, typer.Option(min=1, help="Length in steps, instead of epochs.")]
 Seeds = Annotated[int, typer.Option(min=1, help="Runs of each method, with seeds 0 to N-1.")]
-Methods = Annotated[str | None, typer.Option(help=f"Some of {','.join(METHODS)}.")]
+Methods = Annotated[
+    str | None,
+    typer.Option(help=f"Some of {','.join(METHODS)}.", autocompletion=completing_list(METHODS)),
+]
 DataDir = Annotated[
     Path | None,
     typer.Option(
@@ -94,7 +109,7 @@ Logger = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME",
-        help=f"Copy the metrics for a viewer, as files under OUT: {', '.join(LOGGERS)}; repeatable.",
+        help=f"Copy the metrics for a viewer, as files under OUT: {', '.join(LOGGERS)}, or both.",
         autocompletion=completing(LOGGERS),
     ),
 ]

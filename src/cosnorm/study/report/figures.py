@@ -140,7 +140,7 @@ def _draw(
     rows = zip(groups, curves, styles, labels, off_scale(scaled), levels(scaled), strict=True)
     for group, curve, look, label, off, level in rows:
         # A leading underscore would keep the label out of the legend.
-        label = brief(label, most)
+        label = _fitting(label, most)
         name = f" {label}" if label.startswith("_") else label
         text = f"{name}, off scale at {level:.1f} %" if off else name
         _draw_curve(ax, curve, look, text + _standing(group), group.all_diverged)
@@ -154,7 +154,20 @@ def _draw(
         ax.locator_params(axis="x", integer=True, steps=[1, 2, 5, 10])
     if longest >= 10_000:
         ax.xaxis.set_major_formatter(lambda x, _: f"{x / 1000:g}k" if x else "0")
-    return _legend(ax, brief(title, most), width - 0.5)
+    return _legend(ax, _fitting(title, most), width - 0.5)
+
+
+def _fitting(label: str, most: int) -> str:
+    """A label of at most so many letters, and fewer where they are wide, as W or a sign of Chinese.
+
+    One that is wider than the figure would leave no room for the axes.
+    """
+    from matplotlib.textpath import TextPath
+
+    label, room = brief(label, most), 72 * _LETTER * most
+    while len(label) > 2 and (width := TextPath((0, 0), label, size=8).get_extents().width) > room:
+        label = brief(label, min(len(label) - 1, int(len(label) * room / width)))
+    return label
 
 
 def _legend(ax: "Axes", title: str, width: float) -> int:

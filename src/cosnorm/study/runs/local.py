@@ -202,6 +202,7 @@ _ADVICE = {
     errno.EROFS: "choose a folder that you may write to",
     errno.ENOENT: "choose a folder that can be made",
     errno.ENOTDIR: "a part of the path is a file; choose another folder",
+    errno.EISDIR: "a folder stands where a file belongs: move it away, or choose another folder",
     errno.EEXIST: "a file of that name is in the way; choose another folder",
 }
 

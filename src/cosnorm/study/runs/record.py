@@ -169,6 +169,7 @@ class RunFolder(RunReader):
             self.write("config.json", {"format": FORMAT, **config.to_dict()})
 
 
+_MOST_TOLD = 80  # characters of a value in a message
 _NUMBER = (int, float)
 _SUMMARY: dict[str, tuple[type, ...]] = {
     "diverged": (bool,),
@@ -191,7 +192,8 @@ def _fault_of(summary: Mapping[str, Any]) -> str | None:
                 return f"it has no {key}"
             value = value[part]
         if type(value) not in kinds:
-            return f"{key} is {json.dumps(value)}"
+            told = json.dumps(value)
+            return f"{key} is {told if len(told) <= _MOST_TOLD else told[:_MOST_TOLD] + '…'}"
     return None
 
 
