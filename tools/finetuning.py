@@ -106,13 +106,10 @@ def mobilenet(width: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 10))
 
 
+TITLES = {"convnext": "ConvNeXt (7×7)", "mobilenet": "MobileNet (3×3)", "resnet": "residual"}
 NETWORKS: dict[str, Callable[[int], nn.Sequential]] = {
     "resnet": resnet, "convnext": convnext, "mobilenet": mobilenet,
 }  # fmt: skip
-
-
-def is_depthwise(name: str, module: nn.Module) -> bool:
-    return isinstance(module, nn.Conv2d) and module.groups > 1
 
 
 class Images:
@@ -191,11 +188,11 @@ class Arms:
         yield "plain", self.plain
         if not self.a.scratch:
             yield "plain, further", partial(self.further, {})
-        has_depthwise = any(is_depthwise(n, m) for n, m in self.new().named_modules())
+        has_depthwise = any(getattr(m, "groups", 1) > 1 for m in self.new().modules())
         lefts = (False, True) if has_depthwise else (False,)
         for similarity in ("cosine", "pearson"):
             for left in lefts:
-                options = {"similarity": similarity, "skip": is_depthwise if left else ()}
+                options = {"similarity": similarity, "depthwise": not left}
                 tail = ", depthwise left" if left else ""
                 for calibrated in () if self.a.scratch else (True, False):
                     told = f"{similarity}{', calibrated' if calibrated else ''}{tail}, further"
@@ -245,6 +242,30 @@ def table(result: dict[str, Any], name: str) -> str:
     told = f"{setting['dataset']}, {setting['rows'] or 'all'} rows, width {setting['width']}"
     place = f"{facts.get('gpu') or facts['cpu']}, torch {facts['torch']}"
     return "\n".join([*lines, "", f"Test error in percent, one seed: {told}. {place}."])
+
+
+ARMS = {
+    "plain": "plain",
+    "cosine": "cosine, scratch",
+    "cosine, depthwise left": "cosine, depthwise left, scratch",
+    "pearson": "pearson, scratch",
+    "pearson, depthwise left": "pearson, depthwise left, scratch",
+}
+
+
+def depthwise(results: Sequence[dict[str, Any]]) -> str:
+    """The error at the end of networks that are trained from the beginning, one a row."""
+    lines = [f"| network | {' | '.join(ARMS)} |", "|---" * (len(ARMS) + 1) + "|"]
+    for result in results:
+        name = next(iter(result["arms"])).split(":")[0]
+        ends = [result["arms"].get(f"{name}: {arm}") for arm in ARMS.values()]
+        cells = ["" if errors is None else f"{errors[-1]:.1f}" for errors in ends]
+        setting = result["setting"]
+        told = f"{TITLES[name]}, {setting['rows']} rows, {setting['epochs']} epochs"
+        lines.append(f"| {told} | {' | '.join(cells)} |")
+    facts = results[0]["environment"]
+    place = f"{facts.get('gpu') or facts['cpu']}, torch {facts['torch']}"
+    return "\n".join([*lines, "", f"CIFAR-10, test error in percent, one seed. {place}."])
 
 
 def parsed(argv: Sequence[str]) -> argparse.Namespace:

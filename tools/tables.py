@@ -259,6 +259,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-trial": lambda: trial("h200/models_trial.json"),
     "gpu-models": lambda: models(*_each("h200/models*.json")),
     "finetuning": lambda: finetuning.table(_load("cpu/finetuning.json"), "resnet"),
+    "depthwise": lambda: finetuning.depthwise(
+        [_load(name) for name in _each("cpu/finetuning/*.json")]
+    ),
     "starting-vit": lambda: starting.table(_load("cpu/starting.json"), "vit"),
     "starting-resnet-sgd": lambda: starting.table(_load("cpu/starting.json"), "resnet, sgd"),
     "starting-resnet": lambda: starting.table(_load("cpu/starting.json"), "resnet"),

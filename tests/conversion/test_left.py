@@ -254,3 +254,27 @@ def test_skip_says_by_what():
 
     account = cosnorm.convert(model, skip=[nn.Linear, wide])
     assert [entry.reason for entry in account] == ["skipped by Linear", "skipped by wide"]
+
+
+def depthwise():
+    return nn.Sequential(
+        nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(4, 8, 7, groups=4), nn.Conv1d(8, 8, 9, groups=8),
+        nn.Conv2d(8, 8, 3, groups=2), nn.ConvTranspose2d(8, 8, 3, groups=8),
+        nn.Conv2d(1, 4, 3),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("choice", "left"), [(None, "024"), (True, ""), (False, "0124")], ids=str)
+def test_depthwise_layers_of_few_entries_stay_unless_wanted(choice, left):
+    account = cosnorm.convert(depthwise(), head=None, depthwise=choice)
+    assert "".join(entry.name for entry in account.left) == left
+    if choice is None:
+        assert account.left[0].reason == (
+            "depthwise, 9 entries: flat patches would be blown up to full size; depthwise=True "
+            "converts it"
+        )
+
+
+def test_a_choice_for_depthwise_layers_that_is_none():
+    with pytest.raises(TypeError, match="depthwise must be True, False or None; got 'all'"):
+        cosnorm.convert(depthwise(), depthwise="all")

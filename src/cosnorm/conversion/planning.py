@@ -10,8 +10,10 @@ from cosnorm.conversion.account import Entry
 from cosnorm.conversion.heads import Head, chosen_heads
 from cosnorm.conversion.layers import (
     can_never_learn,
+    is_depthwise,
     is_quantised,
     obstacle,
+    small_depthwise,
     template,
     torch_layer,
 )
@@ -120,13 +122,14 @@ def make_plan(
     skip: Skip | Iterable[Skip],
     head: Head,
     drop_norms: bool,
+    depthwise: bool | None,
     trial: Trial | None,
 ) -> Plan:
     """Settle what happens to every module; raises for arguments that fit nothing."""
     names = dict(model.named_modules(remove_duplicate=False))
     untouched = _untouched(names, skipped(names, skip))
     centered = similarity == "pearson"
-    left = _left(names, untouched, centered, trial)
+    left = _left(names, untouched, centered, depthwise, trial)
     planned = {name: module for name, module in names.items() if name not in left}
     layers = dict.fromkeys(planned.values())
     reader = Reader(model, {*layers, *(module for module in names.values() if is_norm(module))})
@@ -162,6 +165,7 @@ def _left(
     names: Mapping[str, nn.Module],
     untouched: Mapping[str, str],
     centered: bool,
+    depthwise: bool | None,
     trial: Trial | None,
 ) -> dict[str, str]:
     """The reason for each name that stays as it is; an object with one such name stays too."""
@@ -169,6 +173,7 @@ def _left(
     for name, module in names.items():
         if name not in left:
             reason = "a normalisation layer" if is_norm(module) else obstacle(module, centered)
+            reason = reason or _left_depthwise(module, depthwise)
             reason = reason or (None if trial is None else trial.idle(module))
             if reason:
                 left[name] = reason
@@ -177,6 +182,12 @@ def _left(
         if name not in left and module in staying:
             left[name] = f"the same object as {staying[module]}, which stays"
     return left
+
+
+def _left_depthwise(module: nn.Module, depthwise: bool | None) -> str | None:
+    if depthwise is None:
+        return small_depthwise(module)
+    return None if depthwise or not is_depthwise(module) else "depthwise, and depthwise=False"
 
 
 def _fast_paths(names: Mapping[str, nn.Module], planned: set[nn.Module]) -> list[nn.Module]:

@@ -24,6 +24,7 @@ def convert(
     skip: Skip | Iterable[Skip] = (),
     head: Head = "auto",
     drop_norms: bool = False,
+    depthwise: bool | None = None,
     example: Example | None = None,
     calibrate: Example | None = None,
 ) -> Account:
@@ -45,6 +46,9 @@ def convert(
         drop_norms: replace by `nn.Identity` every normalisation layer that is sure to follow a
             converted layer directly, or to make no difference to the converted layers into which
             alone it goes; a zero bias of theirs goes with it.
+        depthwise: whether depthwise convolutions are converted; None for those with at least
+            `FEWEST_DEPTHWISE` (49) entries, as 7×7. With few entries flat patches are blown up to
+            full size, and a network errs far more.
         example: what to try a copy of the model on: the input, a tuple of arguments, or a dict of
             keyword arguments. Layers that do not run then stay, since other code may read their
             weights.
@@ -67,8 +71,10 @@ def convert(
         ['PearsonLinear', 'PearsonLinear']
     """
     model = _checked(model, similarity, drop_norms)
+    if not isinstance(depthwise, bool | None):
+        raise TypeError(f"depthwise must be True, False or None; got {depthwise!r}")
     trial = None if example is None else try_out(model, example)
-    plan = make_plan(model, similarity, skip, head, drop_norms, trial)
+    plan = make_plan(model, similarity, skip, head, drop_norms, depthwise, trial)
     statistics: dict[Any, Moments] = {}
     if calibrate is not None:
         _check_one_start(head)

@@ -140,14 +140,17 @@ def _flops(input, weight, bias, scale, *statics, out_shape=None, **_) -> int:
 
 
 def _flops_backward(grad, input, weight, bias, scale, *rest, out_shape=None, **_) -> int:
-    """The products of the gradients that are wanted, as torch counts them, and 4 for each entry."""
+    """The products of the gradients that are wanted, and 4 for each entry.
+
+    As torch counts them: the weights' gradient of a convolution once for each group.
+    """
     *statics, need = rest
     sizes = torch.Size(grad).numel() + torch.Size(input).numel() + torch.Size(weight).numel()
     spec, wants = Spec.of(*statics), (bool(need[0]), bool(need[1] or need[2]))
     if spec.geometry is None:
         return sum(wants) * _product_flops(input, weight, statics) + 4 * sizes
     products = [
-        conv_backward_flop(  # once for each group, where torch does so
+        conv_backward_flop(  # pyright: ignore[reportCallIssue]  # wrapped: it takes out_val
             grad, input, weight, None, *spec.geometry[:3], spec.transposed, (), spec.groups,
             mask, out_val=(torch.Size(input), torch.Size(weight)),
         )
