@@ -73,7 +73,7 @@ def test_a_full_run_is_read_as_a_short_one_beside_short_ones(results):
     assert row(r.cells("cifar10"), "pearson")[:2] == ["5.00", "1"]
     assert "1 seed: no verdict" in row(r.cells("cifar10"), "pearson")[-1]
     pair = row(r.pairs("cifar10"), "pearson − batch")
-    assert pair[:2] == ["−2.00 (−2.00 to −2.00)", "better"]
+    assert pair[:2] == ["−2.00 (−2.04 to −1.96)", "better"]
     assert "25,000 steps" in r.pairs("cifar10")
 
 

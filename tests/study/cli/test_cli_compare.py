@@ -244,7 +244,7 @@ def test_a_comparison_refuses_data_that_has_changed_before_it_trains_anything(tm
     done = cosnorm(*command, "--seeds", 2)
     assert done.returncode == 1
     assert "cosine-seed0 was begun with other data than" in done.stderr
-    assert "own.csv is now" in " ".join(done.stderr.split())
+    assert "own.npz is now" in " ".join(done.stderr.split())
     assert "restore the data, or choose another folder" in done.stderr
     assert not (tmp_path / "out" / "cosine-seed1").exists()
     data.unlink()

@@ -75,4 +75,4 @@ def test_without_a_number_it_is_the_first(tmp_path):
         del value["format"]
         (tmp_path / name).write_text(json.dumps(value))
     assert load_run(tmp_path).config == config_for()
-    assert run(config_for(), tmp_path, dataset=sparse_data()).status == "done"
+    assert run(config_for(), tmp_path, dataset=vector_data()).status == "done"
