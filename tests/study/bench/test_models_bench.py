@@ -64,6 +64,15 @@ def test_a_model_of_transformers_as_it_is_and_converted(tiny_gpt2, unchecked, tm
     assert "checked 2\n" in said and "batch 2 at 8, bfloat16, eager" in said
 
 
+def test_images_of_any_size_for_models_of_positions(tmp_path):
+    transformers = pytest.importorskip("transformers", exc_type=ImportError)
+    config = transformers.ViTConfig(
+        hidden_size=8, num_attention_heads=2, intermediate_size=8, num_hidden_layers=1, num_labels=3
+    )
+    config.save_pretrained(tmp_path)
+    steps.Step(steps.Setting(str(tmp_path / "config.json"), "plain", "cpu", 2, 32))()
+
+
 def test_a_model_of_timm_trains_in_every_variant(timm):
     for variant, norms in {"plain": 1, "cosine": 0, "pearson": 0}.items():
         step = steps.Step(steps.Setting("net", variant, "cpu", 4, 9, channels_last=True))

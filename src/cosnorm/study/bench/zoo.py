@@ -1,6 +1,7 @@
 """Models of timm and transformers by name, with random weights: nothing is downloaded."""
 
 import argparse
+import copy
 import os
 from collections.abc import Callable
 from functools import partial
@@ -99,6 +100,9 @@ def _from_timm(timm: Any, name: str, size: int) -> Subject:
 
 def _from_transformers(kind: Any, config: Any, dense: bool, size: int) -> Subject:
     torch.manual_seed(0)
+    if isinstance(getattr(config, "image_size", None), int):  # positions are of one size alone
+        config = copy.deepcopy(config)
+        config.image_size = size
     model = kind(config)
     if model.main_input_name == "pixel_values":
         example = torch.empty(1, config.num_channels, size, size)
