@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from experiment_cases import StopAfter, config_for, sparse_data, vector_data
+from experiment_cases import StopAfter, config_for, vector_data
 
 from cosnorm._version import __version__
 from cosnorm.study.runs.formats import FORMAT, UnknownFormat
