@@ -229,9 +229,13 @@ class Arms:
         return trained(network, self.images, epochs, lr, a.batch, a.seed, a.until)
 
 
-def table(result: dict[str, Any], name: str) -> str:
-    """The test error of each arm of a network before its first epoch and after each."""
-    arms = {k.split(": ")[1]: v for k, v in result["arms"].items() if k.startswith(f"{name}: ")}
+def table(result: dict[str, Any], name: str, tail: str = "") -> str:
+    """The test error of each arm of a network before its first epoch and after each.
+
+    tail: how the names of the arms end that are shown.
+    """
+    mine = {k.split(": ")[1]: v for k, v in result["arms"].items() if k.startswith(f"{name}: ")}
+    arms = {arm: errors for arm, errors in mine.items() if arm.endswith(tail)}
     longest = max(len(errors) for errors in arms.values())
     lines = [f"| arm | at first | {' | '.join(f'epoch {k}' for k in range(1, longest))} |"]
     lines.append("|---" * (longest + 1) + "|")

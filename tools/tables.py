@@ -259,6 +259,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-trial": lambda: trial("h200/models_trial.json"),
     "gpu-models": lambda: models(*_each("h200/models*.json")),
     "finetuning": lambda: finetuning.table(_load("cpu/finetuning.json"), "resnet"),
+    "finetuning-convnext": lambda: finetuning.table(
+        _load("cpu/finetuning/convnext-seed0.json"), "convnext", "further"
+    ),
     "depthwise": lambda: finetuning.depthwise(
         [_load(name) for name in _each("cpu/finetuning/*.json")]
     ),
