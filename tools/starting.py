@@ -62,6 +62,12 @@ CASES: dict[str, tuple[Callable[[], nn.Module], bool, Callable[..., torch.optim.
 }  # fmt: skip
 
 
+def batch() -> tuple[Tensor, Tensor]:
+    """Images of four classes, each near the image of its class."""
+    y = torch.arange(16) % 4
+    return torch.randn(4, 3, 64, 64)[y] + 0.5 * torch.randn(16, 3, 64, 64), y
+
+
 def losses(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> list[float]:
     """The loss at each of the first steps."""
     model.train()
@@ -78,14 +84,13 @@ def losses(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Ten
 def measured(name: str) -> dict[str, list[float]]:
     make, drop_norms, optimizer = CASES[name]
     torch.manual_seed(0)
-    new, y = make(), torch.arange(16) % 4
-    x = torch.randn(4, 3, 64, 64)[y] + 0.5 * torch.randn(16, 3, 64, 64)
+    new, (x, y) = make(), batch()
     found = {}
     for way, options in WAYS.items():
         model = copy.deepcopy(new)
         if options:
-            batch = {"calibrate": x} if options.get("calibrate") else {}
-            cosnorm.convert(model, options["similarity"], drop_norms=drop_norms, **batch)
+            data = {"calibrate": x} if options.get("calibrate") else {}
+            cosnorm.convert(model, options["similarity"], drop_norms=drop_norms, **data)
         found[way] = losses(model, optimizer(model.parameters()), x, y)
     return found
 

@@ -5,11 +5,12 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from tools.starting import adamw, batch, losses, resnet, vit
 from torch import nn
 
 import cosnorm
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 
 
 def sizes_of(model, x):
@@ -147,36 +148,10 @@ def test_a_model_of_which_no_converted_layer_runs_is_refused():
         cosnorm.convert(Idle(), calibrate=torch.randn(8, 4))
 
 
-def resnet50():
-    settings = {"embedding_size": 8, "hidden_sizes": [16, 24, 32, 48], "depths": [3, 4, 6, 3]}
-    config = transformers.ResNetConfig(**settings, num_labels=4)
-    return transformers.ResNetForImageClassification(config)
-
-
-def vit():
-    settings = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
-    settings |= {"image_size": 64, "patch_size": 16, "num_hidden_layers": 12}
-    config = transformers.ViTConfig(**settings, num_labels=4)
-    return transformers.ViTForImageClassification(config)
-
-
-def losses_of(model, x, y, steps):
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    model.train()
-    losses = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x).logits, y)
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    return losses
-
-
 @pytest.mark.parametrize(
     ("make", "similarity", "drop_norms", "layers"),
     [
-        (resnet50, "cosine", True, 54 + 53),  # and as many batch norms, which go
+        (resnet, "cosine", True, 54 + 53),  # and as many batch norms, which go
         (vit, "cosine", False, 74),
         (vit, "pearson", False, 74),
     ],
@@ -185,15 +160,15 @@ def test_fifty_layers_and_twelve_blocks_train_from_the_first_step(
     make, similarity, drop_norms, layers
 ):
     torch.manual_seed(0)
-    model, y = make(), torch.arange(16) % 4
-    x = torch.randn(4, 3, 64, 64)[y] + 0.5 * torch.randn(16, 3, 64, 64)
-    plain = losses_of(copy.deepcopy(model), x, y, 1)[0]
+    model, (x, y) = make(), batch()
+    twin = copy.deepcopy(model)
+    plain = losses(twin, adamw(twin.parameters()), x, y)[0]
     account = cosnorm.convert(model, similarity, drop_norms=drop_norms, calibrate=x)
     assert len(account.changed) == layers
-    losses = losses_of(model, x, y, 8)
-    assert losses[0] == pytest.approx(plain, abs=0.5)
-    assert max(losses) < losses[0] + 0.2  # no leap
-    assert sum(losses[-2:]) / 2 < 0.8 * losses[0]
+    found = losses(model, adamw(model.parameters()), x, y)[:8]
+    assert found[0] == pytest.approx(plain, abs=0.5)
+    assert max(found) < found[0] + 0.2  # no leap
+    assert sum(found[-2:]) / 2 < 0.8 * found[0]
 
 
 def test_where_a_norm_goes_its_size_is_kept():
