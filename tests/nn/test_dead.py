@@ -134,6 +134,7 @@ def test_it_is_silent_where_nothing_learns_or_the_step_is_recorded():
     "kind, sizes, shape",
     [
         (PearsonLinear, (4, 3), (2, 4)),
+        (TransposedCosineLinear, (4, 3), (2, 4)),
         (CosineConv2d, (2, 3, 3), (1, 2, 4, 4)),
         (PearsonConvTranspose1d, (2, 3, 3), (1, 2, 4)),
     ],
