@@ -40,7 +40,9 @@ if {blocked}:
     sys.modules["triton"] = None
 import cosnorm, cosnorm.functional, cosnorm.nn, cosnorm.conversion
 for home, name, value in gone:
-    assert name == "_current_level" or not any(  # a number, of which there are many
+    if name == "_current_level":  # torch does without it here, so it stays away
+        continue
+    assert not any(
         value is each for module in list(sys.modules.values())
         if getattr(module, "__name__", "").startswith("cosnorm") for each in vars(module).values()
     ), name
