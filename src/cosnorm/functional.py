@@ -25,8 +25,8 @@ from cosnorm.checks import (
     transpose_sizes,
 )
 from cosnorm.ops.activations import Name as Activation
-from cosnorm.ops.direct import call
-from cosnorm.ops.reference import autocasting
+from cosnorm.ops.direct import Kind, call, compiled
+from cosnorm.ops.reference import AUTOCAST_DEVICES, autocasting
 from cosnorm.ops.spec import Geometry, Spec
 
 __all__ = [
@@ -49,7 +49,7 @@ Scale = float | Tensor | None
 class _Checked(NamedTuple):
     """What the arguments of a call come to, once they have passed every check."""
 
-    spec: Spec
+    kind: Kind
     margins: list[int]  # padding that differs from side to side, for F.pad
     batched: bool
 
@@ -58,52 +58,58 @@ _known: dict[tuple, _Checked] = {}
 _MOST = 8192  # calls that are remembered: inputs of many sizes must not fill memory
 
 
-def _kind(tensor: Any) -> Any:
-    """What the checks look at in an argument that may be None, a number or a tensor."""
+def _look(tensor: Any) -> Any:
+    """What the checks and plans look at in an argument that may be a number or a tensor."""
     if isinstance(tensor, Tensor):
-        return tensor.shape, tensor.dtype, tensor.device, tensor.layout
+        return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.layout
     return type(tensor), tensor
 
 
-def _checked(
-    check: Any, statics: tuple, input: Any, weight: Any, bias: Any, scale: Any
-) -> _Checked:
-    """The result of a check, remembered by what it looks at: a call like one before passes.
+def _called(check: Any, statics: tuple, input: Any, weight: Any, bias: Any, scale: Any) -> Tensor:
+    """The layer, after its checks, whose result is remembered by all that they and the plans look
+    at: a call like one before passes.
 
     Sizes are remembered as they are written: 1, 1.0 and True are equal, and not all of them pass.
     """
     if torch.compiler.is_compiling():
-        return check(*statics, input, weight, bias, scale)
+        checked = check(*statics, input, weight, bias, scale)
+        return _applied(compiled, checked, autocast(input), weight, bias, scale)
     try:
         device = input.device
+        cast, place = None, device.type
+        if place in AUTOCAST_DEVICES and torch.is_autocast_enabled(place):
+            cast = torch.get_autocast_dtype(place)
         key = (
-            check, repr(statics), autocasting(device.type), input.shape, input.dtype, device,
-            input.layout, weight.shape, weight.dtype, weight.device, weight.layout,
-            None if bias is None else _kind(bias), None if scale is None else _kind(scale),
+            check, repr(statics), cast, input.shape, input.stride(), input.dtype, device,
+            input.layout, weight.shape, weight.stride(), weight.dtype, weight.device, weight.layout,
+            None if bias is None else _look(bias), None if scale is None else _look(scale),
         )  # fmt: skip
-        found = _known.get(key)
-    except (TypeError, AttributeError, RuntimeError):  # no tensors, or nested ones
-        return check(*statics, input, weight, bias, scale)
-    if found is None:
-        found = check(*statics, input, weight, bias, scale)
+        checked = _known.get(key)
+    except (TypeError, AttributeError, RuntimeError):  # no tensors, sparse or nested ones
+        checked = check(*statics, input, weight, bias, scale)
+        return _applied(call, checked, autocast(input), weight, bias, scale)
+    if checked is None:
+        checked = check(*statics, input, weight, bias, scale)
         if len(_known) >= _MOST:
             _known.clear()
-        _known[key] = found
-    return found
+        _known[key] = checked
+    x = input
+    if cast is not None and x.dtype is not cast and x.dtype is not torch.float64:
+        x = x.to(cast)
+    return _applied(call, checked, x, weight, bias, scale)
 
 
-def _apply(
-    checked: _Checked, input: Tensor, weight: Tensor, bias: Tensor | None, scale: Scale
+def _applied(
+    call: Any, checked: _Checked, x: Tensor, weight: Tensor, bias: Tensor | None, scale: Scale
 ) -> Tensor:
-    spec, margins, batched = checked
-    x = autocast(input)
+    kind, margins, batched = checked
     if not batched:
         x = x.unsqueeze(0)
     if margins:  # belongs to the field all the same
         x = F.pad(x, margins)
-    if bias is not None and bias.dtype != weight.dtype:  # under autocast at most
+    if bias is not None and bias.dtype is not weight.dtype:  # under autocast at most
         bias = bias.to(weight.dtype)
-    output = call(x, weight, bias, scale if isinstance(scale, Tensor) else None, spec)
+    output = call(x, weight, bias, scale if isinstance(scale, Tensor) else None, kind)
     return output if batched else _unbatched(output)
 
 
@@ -142,7 +148,7 @@ def _check_linear(centered, activation, input, weight, bias, scale) -> _Checked:
             f"{tuple(input.shape)} and weight {tuple(weight.shape)}; pass weight as (out, in)"
         )
     spec = _spec("cosine_linear", centered, activation, scale, weight.shape[0], weight)
-    return _Checked(spec, [], True)
+    return _Checked(Kind(spec), [], True)
 
 
 def _check_conv(
@@ -154,7 +160,7 @@ def _check_conv(
     place = (tuple(sizes.stride), tuple(sizes.padding), tuple(sizes.dilation), groups)
     geometry = Geometry(*place)
     spec = _spec(name, centered, activation, scale, weight.shape[0], weight, geometry)
-    return _Checked(spec, sizes.extra, input.dim() == dims + 2)
+    return _Checked(Kind(spec), sizes.extra, input.dim() == dims + 2)
 
 
 def _check_transpose(
@@ -169,7 +175,7 @@ def _check_transpose(
     geometry = Geometry(tuple(stride), tuple(padding), tuple(dilation), groups, tuple(extra))
     units = weight.shape[1] * groups
     spec = _spec(name, centered, activation, scale, units, weight, geometry)
-    return _Checked(spec, [], input.dim() == dims + 2)
+    return _Checked(Kind(spec), [], input.dim() == dims + 2)
 
 
 def cosine_linear(
@@ -198,8 +204,7 @@ def cosine_linear(
         >>> cosine_linear(torch.randn(8, 3, 16), torch.randn(5, 16)).shape
         torch.Size([8, 3, 5])
     """
-    checked = _checked(_check_linear, (centered, activation), input, weight, bias, scale)
-    return _apply(checked, input, weight, bias, scale)
+    return _called(_check_linear, (centered, activation), input, weight, bias, scale)
 
 
 def _convolution(
@@ -216,8 +221,7 @@ def _convolution(
     activation: Activation | None,
 ) -> Tensor:
     statics = (dims, stride, padding, dilation, groups, centered, activation)
-    checked = _checked(_check_conv, statics, input, weight, bias, scale)
-    return _apply(checked, input, weight, bias, scale)
+    return _called(_check_conv, statics, input, weight, bias, scale)
 
 
 def cosine_conv1d(
@@ -313,8 +317,7 @@ def _transpose(
     activation: Activation | None,
 ) -> Tensor:
     statics = (dims, stride, padding, output_padding, groups, dilation, centered, activation)
-    checked = _checked(_check_transpose, statics, input, weight, bias, scale)
-    return _apply(checked, input, weight, bias, scale)
+    return _called(_check_transpose, statics, input, weight, bias, scale)
 
 
 def cosine_conv_transpose1d(

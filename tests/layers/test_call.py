@@ -77,6 +77,9 @@ def test_who_is_seen():
     assert not direct.is_unseen(plain.to("meta"))
     assert not direct.is_unseen(torch.zeros(2, dtype=torch.complex64).conj().imag)
     assert not direct.is_unseen(torch._efficientzerotensor(2))
+    leaked = []
+    torch.func.grad(lambda x: (leaked.append(x), x.sum())[1])(plain)
+    assert not direct.is_unseen(leaked[0])  # out of a transform that is over
     with Seen():
         assert not direct.is_unseen(plain)
     with torch.device("cpu"):  # a mode of functions, not of ops
@@ -125,6 +128,15 @@ def test_transforms_of_a_gradient(name, triton):
         for dual, g in zip(duals, gradients(seeds[1]), strict=True):
             tangent = forward_ad.unpack_dual(dual).tangent
             torch.testing.assert_close(tangent, g, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tensors_that_a_transform_has_left_behind(name):
+    (x, w, b, s), values = layer(name)
+    leaked = []
+    torch.func.grad(lambda x: (leaked.append(x), x.sum())[1])(x.detach())
+    y = getattr(F, name)(leaked[0], w, b, scale=s)
+    torch.testing.assert_close(y, values(x, w, b, s)[0])
 
 
 def test_nothing_is_kept_of_what_needs_no_gradient():

@@ -19,6 +19,7 @@ PRIVATE = (
     "_C._are_functorch_transforms_active",
     "_C._get_tracing_state",
     "_C._functorch.is_legacy_batchedtensor",
+    "_C._functorch.is_functorch_wrapped_tensor",
     "_C._cuda_getCurrentRawStream",
     "autograd.forward_ad._current_level",
 )

@@ -9,6 +9,7 @@ import torch
 import cosnorm
 from cosnorm import functional as F
 from cosnorm.ops import backend, direct, reference
+from cosnorm.ops.direct import Kind
 from cosnorm.ops.reference import numerics
 from cosnorm.ops.spec import Geometry, Spec
 from cosnorm.study.bench.verify import cases, faults_of
@@ -26,7 +27,16 @@ LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 @pytest.fixture(autouse=True)
-def triton_passes():
+def triton_passes(monkeypatch):
+    """All layers by Triton; every launch is given the addresses of its tensors, which are round."""
+    launched = plan.Launch.__call__
+
+    def checked(launch, stream, addresses, tensors, *factors):
+        found = tuple(None if t is None else t.data_ptr() for t in tensors)
+        assert addresses == found and not any(at and at & 15 for at in found)
+        launched(launch, stream, addresses, tensors, *factors)
+
+    monkeypatch.setattr(plan.Launch, "__call__", checked)
     before = backend.set_backend("triton")
     plan.forget()  # some tests change what plans are made of
     with reference.without_tf32():  # what is compared is the passes, not how products round
@@ -109,16 +119,16 @@ def check(spec, tensors, dtype):
     def run(function, spec, x, w, *rest):
         return function(x, w, rest[0] if bias else None, rest[-1] if scale else None, spec)
 
-    y = run(direct.call, spec, *given).detach()
+    y = run(direct.call, Kind(spec), *given).detach()
     seed = torch.randn(y.shape, device=y.device).to(y.dtype).double()
     relu = spec.activation == "relu"
     smooth = spec._replace(activation=None) if relu else spec
     formula = partial(run, direct.reference_of(spec), smooth)
     want = values_and_grads(formula, [t.double() for t in given], seed * (y > 0) if relu else seed)
     want[0] = want[0].relu() if relu else want[0]
-    got = values_and_grads(partial(run, direct.call, spec), given, seed)
+    got = values_and_grads(partial(run, direct.call, Kind(spec)), given, seed)
     backend.set_backend("torch")
-    steps = values_and_grads(partial(run, direct.call, spec), given, seed)
+    steps = values_and_grads(partial(run, direct.call, Kind(spec)), given, seed)
     backend.set_backend("triton")
     assert_exact(got, want, steps, dtype, terms=seed * want[0])
 
@@ -178,11 +188,11 @@ def test_layers_that_keep_no_output(name, similarity, bias, last, device):
     spec = Spec(similarity, None, 3.0, case.geometry if case.stride else None)
     for dtype in (torch.float32, HALF[device]):
         tensors = tensors_of(case.size, case.kernel, bias, None, device, dtype, last)
-        assert plan.plan_for(*tensors, spec).lean
-        assert triton.forward(*tensors, spec, True)[1][0] is None
+        made = plan.plan_for(*tensors, spec)
+        assert made.lean and triton.forward(*tensors, made, True)[1][0] is None
         check(spec, tensors, dtype)
     given = [t.clone().requires_grad_() for t in tensors[:2]]
-    y = direct.call(*given, tensors[2], None, spec)
+    y = direct.call(*given, tensors[2], None, Kind(spec))
     plainly = torch.autograd.grad(y.sum(), given, retain_graph=True)
     y.detach().zero_()
     assert all(map(torch.equal, torch.autograd.grad(y.sum(), given), plainly))
@@ -384,7 +394,8 @@ def test_wider_weights_as_autocast_leaves_them(similarity, device):
     x, w, b, _ = tensors_of((2, 6, 5, 5), (8, 3, 3, 3), True, None, device, torch.float32)
     x = x.to(torch.bfloat16)
     spec = Spec(similarity, "relu", 1.0, Geometry((1, 1), (1, 1), (1, 1), 2))
-    *_, unit = triton.forward(x, w, b, None, spec, True)[1]
+    made = plan.plan_for(x, w, b, None, spec)
+    *_, unit = triton.forward(x, w, b, None, made, True)[1]
     assert unit.shape == w.shape and unit.dtype == torch.bfloat16
     check(spec, [x, w, b, None], torch.bfloat16)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from cosnorm.checks import check_margins, check_tensors, conv_sizes
 from cosnorm.functional import autocast
 from cosnorm.ops import reference
-from cosnorm.ops.backend import backend_for
+from cosnorm.ops.backend import way_for
 from cosnorm.ops.direct import is_unseen, transforming
 from cosnorm.ops.spec import Geometry, Spec
 
@@ -196,7 +196,8 @@ def _output(x: Tensor, unit: Unit, finish: Finish, geometry: Geometry | None) ->
     spec = Spec(similarity, activation, 1.0, geometry)
     with reference.full_precision(x):
         if _is_alone(x):
-            return backend_for(x, v, spec).infer(x, v, vb, total, scale, spec)
+            way = way_for(x, v, vb, scale, spec, True)
+            return way.backend.infer(x, v, vb, total, scale, way.plan)
         return _formula(x, v, vb, total, scale, spec)
 
 

@@ -1,9 +1,9 @@
-"""Who computes a layer: torch, or Triton where it serves."""
+"""Who computes a layer, torch, or Triton where it serves; and how, worked out once."""
 
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from torch import Tensor
 
@@ -14,7 +14,21 @@ Grads = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
 class Backend(Protocol):
-    """A layer forward and backward. What passes from one to the other is the backend's own."""
+    """A layer forward and backward. What passes from one to the other is the backend's own, and so
+    is the plan: what it has worked out for all calls between tensors of one kind.
+    """
+
+    def plan_for(
+        self,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        scale: Tensor | None,
+        spec: Spec,
+        folded: bool = False,
+    ) -> Any:
+        """folded: for `infer`."""
+        ...
 
     def forward(
         self,
@@ -22,7 +36,7 @@ class Backend(Protocol):
         weight: Tensor,
         bias: Tensor | None,
         scale: Tensor | None,
-        spec: Spec,
+        plan: Any,
         keep: bool,
     ) -> tuple[Tensor, list[Tensor | None]]: ...
 
@@ -34,7 +48,7 @@ class Backend(Protocol):
         bias: Tensor | None,
         scale: Tensor | None,
         kept: Sequence[Tensor | None],
-        spec: Spec,
+        plan: Any,
         need: Sequence[bool],
     ) -> Grads: ...
 
@@ -45,14 +59,23 @@ class Backend(Protocol):
         bias: Tensor | None,
         total: Tensor | None,
         scale: Tensor | None,
-        spec: Spec,
+        plan: Any,
     ) -> Tensor:
         """y alone, of weights that are units already, with their sums Σv for Pearson."""
         ...
 
 
+class Way(NamedTuple):
+    """How calls between tensors of one kind are served."""
+
+    spec: Spec
+    backend: Backend
+    plan: Any
+    era: int  # the choice of a backend under which it was found
+
+
 EAGER = cast(Backend, eager)
-_choice = "auto"
+_choice, era = "auto", 0  # era: how often the choice was made
 
 
 def set_backend(name: str) -> str:
@@ -60,10 +83,10 @@ def set_backend(name: str) -> str:
 
     Returns the choice that was in force. Whatever Triton does not serve, torch does.
     """
-    global _choice
+    global _choice, era
     if name not in ("auto", "torch", "triton"):
         raise ValueError(f'backend must be "auto", "torch" or "triton", got {name!r}')
-    previous, _choice = _choice, name
+    previous, _choice, era = _choice, name, era + 1
     return previous
 
 
@@ -81,3 +104,15 @@ def backend_for(input: Tensor, weight: Tensor, spec: Spec) -> Backend:
         return EAGER
     room = _triton()
     return room if room is not None and room.serves(input, weight, spec) else EAGER
+
+
+def way_for(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    spec: Spec,
+    folded: bool = False,
+) -> Way:
+    backend = backend_for(input, weight, spec)
+    return Way(spec, backend, backend.plan_for(input, weight, bias, scale, spec, folded), era)

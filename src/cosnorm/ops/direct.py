@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from cosnorm.ops import eager, reference
-from cosnorm.ops.backend import backend_for
+from cosnorm.ops import backend, eager, reference
+from cosnorm.ops.backend import Way, way_for
 from cosnorm.ops.spec import Spec, memory_format
 
 Tensors = tuple[Tensor, Tensor, Tensor | None, Tensor | None]  # input, weight, bias, scale
@@ -34,6 +34,7 @@ _dispatch_modes = _private("_len_torch_dispatch_stack", 1)
 _transforms_active = _private("_are_functorch_transforms_active", False)
 _tracing_state = _private("_get_tracing_state", None)
 _is_legacy_batched = _private("_functorch.is_legacy_batchedtensor", False)
+_is_wrapped = _private("_functorch.is_functorch_wrapped_tensor", False)
 _is_zero_tensor = _private("_is_zerotensor", False, Tensor)
 # Where torch does not say, it refuses forward mode at `Similarity`, which has no rule for it.
 _knows_forward_mode = hasattr(forward_ad, "_current_level")
@@ -45,27 +46,48 @@ def reference_of(spec: Spec) -> Callable[..., Tensor]:
     return reference.cosine_conv_transpose if spec.transposed else reference.cosine_conv
 
 
+class Kind:
+    """What calls between tensors of one kind share: a spec and, once one was made, their way."""
+
+    __slots__ = ("spec", "way")
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.way: Way | None = None
+
+
 def call(
-    input: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, spec: Spec
+    input: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, kind: Kind
 ) -> Tensor:
-    """act(gain · scale · c), of arguments that have been checked; input: batched, (N, C, …)."""
-    if torch.compiler.is_compiling():
-        if exporting() or transforming():
-            return reference_of(spec)(input, weight, bias, scale, spec)
-        return Traced.apply(input, weight, bias, scale, spec)  # pyright: ignore[reportReturnType]
-    if transforming():
-        return reference_of(spec)(input, weight, bias, scale, spec)
+    """act(gain · scale · c), of arguments that have been checked; input: batched, (N, C, …).
+
+    kind: of shapes, strides, dtypes and device, so that calls of one kind have one way.
+    """
+    if _transforms_active() or forward_mode():
+        return reference_of(kind.spec)(input, weight, bias, scale, kind.spec)
     if not is_unseen(input, weight, bias, scale):
-        return getattr(torch.ops.cosnorm, spec.name)(input, weight, bias, scale, *spec.statics)
-    backend = backend_for(input, weight, spec)
+        op = getattr(torch.ops.cosnorm, kind.spec.name)
+        return op(input, weight, bias, scale, *kind.spec.statics)
+    way = kind.way
+    if way is None or way.era != backend.era:
+        way = kind.way = way_for(input, weight, bias, scale, kind.spec)
     if torch.is_grad_enabled() and (
-        input.requires_grad
-        or weight.requires_grad
+        weight.requires_grad
+        or input.requires_grad
         or (bias is not None and bias.requires_grad)
         or (scale is not None and scale.requires_grad)
     ):
-        return Similarity.apply(input, weight, bias, scale, spec, backend)  # pyright: ignore[reportReturnType]
-    return backend.forward(input, weight, bias, scale, spec, False)[0]
+        return _differentiable(input, weight, bias, scale, way)
+    return way.backend.forward(input, weight, bias, scale, way.plan, False)[0]
+
+
+def compiled(
+    input: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, kind: Kind
+) -> Tensor:
+    """What `call` is to torch.compile and torch.export."""
+    if exporting() or transforming():
+        return reference_of(kind.spec)(input, weight, bias, scale, kind.spec)
+    return Traced.apply(input, weight, bias, scale, kind.spec)  # pyright: ignore[reportReturnType]
 
 
 def exporting() -> bool:
@@ -97,26 +119,26 @@ def is_unseen(*tensors: Tensor | None) -> bool:
     """
     if _dispatch_modes() or _tracing_state() is not None or _transforms_active():
         return False
-    for tensor in tensors:  # noqa: SIM110  # in the way of every call: no generator
-        if tensor is not None and not _is_in_memory(tensor):
+    for tensor in tensors:  # in the way of every call: one frame, no generator
+        if tensor is None:
+            continue
+        if type(tensor) is Tensor:
+            if _is_legacy_batched(tensor) or _is_wrapped(tensor):
+                return False
+        elif type(tensor) is not nn.Parameter:  # which neither of these is
+            return False
+        if not (tensor.is_cuda or tensor.is_cpu) or tensor.is_neg() or _is_zero_tensor(tensor):
             return False
     return True
-
-
-def _is_in_memory(tensor: Tensor) -> bool:
-    kind = type(tensor)
-    if (kind is not Tensor and kind is not nn.Parameter) or not (tensor.is_cuda or tensor.is_cpu):
-        return False
-    return not (tensor.is_neg() or _is_zero_tensor(tensor) or _is_legacy_batched(tensor))
 
 
 class Similarity(torch.autograd.Function):
     """A layer by its backend. Where backward has to be differentiated, the reference is instead."""
 
     @staticmethod
-    def forward(ctx, input, weight, bias, scale, spec, backend):
-        ctx.backend, ctx.spec = backend, spec
-        output, kept = backend.forward(input, weight, bias, scale, spec, True)
+    def forward(ctx, input, weight, bias, scale, way):
+        ctx.way = way
+        output, kept = way.backend.forward(input, weight, bias, scale, way.plan, True)
         ctx.save_for_backward(input, weight, bias, scale, *kept)
         ctx.set_materialize_grads(False)
         return output
@@ -124,15 +146,21 @@ class Similarity(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         if grad is None:
-            return None, None, None, None, None, None
+            return None, None, None, None, None
         input, weight, bias, scale, *kept = ctx.saved_tensors
-        tensors, need = (input, weight, bias, scale), ctx.needs_input_grad
+        way, need = ctx.way, ctx.needs_input_grad
         if wants_reference():
-            return *pullback(grad, tensors, ctx.spec, need[:4]), None, None
-        if not is_unseen(grad, *tensors):
-            return *seen_backward(grad, tensors, ctx.spec, need[:4]), None, None
-        grads = ctx.backend.backward(grad, input, weight, bias, scale, kept, ctx.spec, need)
-        return *grads, None, None
+            tensors = (input, weight, bias, scale)
+            return *pullback(grad, tensors, way.spec, need[:4]), None
+        if not is_unseen(grad):
+            tensors = (input, weight, bias, scale)
+            return *seen_backward(grad, tensors, way.spec, need[:4]), None
+        grads = way.backend.backward(grad, input, weight, bias, scale, kept, way.plan, need)
+        return *grads, None
+
+
+# What `Similarity.apply` comes to where no transform is under way, which `call` has seen to.
+_differentiable: Callable[..., Tensor] = super(torch.autograd.Function, Similarity).apply  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class Traced(torch.autograd.Function):

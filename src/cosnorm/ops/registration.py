@@ -19,7 +19,7 @@ from torch.utils.flop_counter import (
 )
 
 from cosnorm.ops import direct
-from cosnorm.ops.backend import backend_for
+from cosnorm.ops.backend import way_for
 from cosnorm.ops.spec import Spec, memory_format
 
 _TENSORS = "Tensor input, Tensor weight, Tensor? bias, Tensor? scale"
@@ -35,8 +35,9 @@ library = torch.library.Library("cosnorm", "DEF")
 
 
 def _run(input, weight, bias, scale, *statics) -> Tensor:
-    spec = Spec.of(*statics)
-    output = backend_for(input, weight, spec).forward(input, weight, bias, scale, spec, False)[0]
+    tensors = (input, weight, bias, scale)
+    way = way_for(*tensors, Spec.of(*statics))
+    output = way.backend.forward(*tensors, way.plan, False)[0]
     return _owned(output.contiguous(memory_format=_layout(output, input, weight)))
 
 
@@ -60,10 +61,10 @@ def _fake(input, weight, bias, scale, *statics) -> Tensor:
 
 def _run_backward(grad, input, weight, bias, scale, *rest) -> tuple[Tensor, ...]:
     *statics, need = rest
-    spec, tensors = Spec.of(*statics), (input, weight, bias, scale)
-    backend = backend_for(input, weight, spec)
-    kept = backend.forward(*tensors, spec, True)[1]
-    grads = backend.backward(grad, *tensors, kept, spec, need)
+    tensors = (input, weight, bias, scale)
+    way = way_for(*tensors, Spec.of(*statics))
+    kept = way.backend.forward(*tensors, way.plan, True)[1]
+    grads = way.backend.backward(grad, *tensors, kept, way.plan, need)
     return tuple(
         input.new_empty(0)
         if g is None or t is None or not wants

@@ -1,6 +1,7 @@
 """A layer in torch, on any device and under torch.compile: nothing is differentiated.
 
 `forward` gives y and what backward keeps, `backward` the four gradients; see `backend.Backend`.
+There is nothing to work out beforehand: the plan of a layer is its spec.
 """
 
 from collections.abc import Sequence
@@ -11,9 +12,20 @@ from cosnorm.ops.eager import conv_transpose, steps
 from cosnorm.ops.eager.steps import infer
 from cosnorm.ops.spec import Spec
 
-__all__ = ["backward", "forward", "infer"]
+__all__ = ["backward", "forward", "infer", "plan_for"]
 
 Grads = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+
+
+def plan_for(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    spec: Spec,
+    folded: bool = False,
+) -> Spec:
+    return spec
 
 
 def forward(

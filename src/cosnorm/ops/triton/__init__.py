@@ -1,5 +1,8 @@
 """A layer by Triton kernels around torch's product: see `kernels` for the passes, `plan` for how
 they are launched. What is not served here, torch does.
+
+On a GPU the host has to be as quick as torch's own layers, which it is in few calls alone: what a
+plan knows is not asked again, and the passes are written one after the other, without helpers.
 """
 
 import warnings
@@ -10,15 +13,17 @@ from functools import cache
 import torch
 import triton
 from torch import Tensor
+from torch.nn.functional import linear
 
 from cosnorm.ops.eager.steps import product_grad
 from cosnorm.ops.reference.numerics import full_precision, like_scale
 from cosnorm.ops.spec import Spec
 from cosnorm.ops.triton.plan import Plan, plan_for, stream_of
 
+__all__ = ["backward", "forward", "infer", "plan_for", "serves"]
+
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MOST = 1 << 30  # maps of statistics that a kernel can count
-_HERE = nullcontext()
 
 
 def serves(input: Tensor, weight: Tensor, spec: Spec) -> bool:
@@ -57,9 +62,7 @@ def _works(device: torch.device) -> bool:
 
 def _on(tensor: Tensor) -> AbstractContextManager:
     """The device of a tensor as the current one."""
-    if _one_device():
-        return _HERE
-    return torch.cuda.device_of(tensor)
+    return nullcontext() if _one_device() else torch.cuda.device_of(tensor)
 
 
 @cache
@@ -67,98 +70,86 @@ def _one_device() -> bool:
     return torch.cuda.device_count() < 2
 
 
-def _stream(tensor: Tensor) -> int:
-    return stream_of(tensor.get_device()) if tensor.is_cuda else 0
-
-
-def _ready(tensor: Tensor | None) -> Tensor | None:
-    """A vector that lies dense at a round address."""
-    if tensor is None or (tensor.is_contiguous() and not tensor.data_ptr() & 15):
-        return tensor
-    return tensor.clone(memory_format=torch.contiguous_format)
-
-
 def _laid(x: Tensor, plan: Plan) -> Tensor:
-    """An input, output or gradient in the memory order of the plan, at a round address."""
+    """A tensor of the layer in the memory order of the plan, at a round address."""
     if x.is_contiguous(memory_format=plan.format) and not x.data_ptr() & 15:
         return x
     return x.clone(memory_format=plan.format)
 
 
+def _flat(vector: Tensor) -> Tensor:
+    return vector.clone(memory_format=torch.contiguous_format)
+
+
 def _rows(weight: Tensor, plan: Plan) -> Tensor:
+    """The weights, dense row by row at a round address."""
     weight = weight if plan.dense_rows else weight.contiguous()
     return weight.clone() if weight.data_ptr() & 15 else weight
 
 
-def _exactly(input: Tensor, plan: Plan) -> AbstractContextManager:
-    """Autocast off where it would cast the factors of a product: float16 is float32 there."""
-    return _HERE if plan.dtype is input.dtype else full_precision(input)
-
-
 def forward(
-    input: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, spec: Spec, keep: bool
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    plan: Plan,
+    keep: bool,
+    total: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor | None]]:
     """y, and of what backward keeps: y or c, but of LEAN layers neither; the statistics; and v
-    where it is a cast copy.
+    where it is a cast copy. total: Σv of folded Pearson layers.
     """
-    plan = plan_for(input, weight, bias, scale, spec)
-    with _on(input):
-        x, w = _laid(input, plan), _rows(weight, plan)
-        bias, scale, stream = _ready(bias), _ready(scale), _stream(x)
-        arena = torch.empty(plan.arena, dtype=torch.float32, device=x.device)
-        sums = _sums(x, plan)
-        v, vb = _empty_unit(w, bias, plan)
-        plan.launch("prepare")(stream, (x, w, bias, v, vb, arena, sums), plan.lift)
-        z = _product(plan, x, v, vb)
-        y, c = _finished(plan, stream, z, x, arena, sums, None, scale, keep)
+    if plan.several and torch.cuda.current_device() != plan.index:
+        with torch.cuda.device(plan.index):
+            return forward(input, weight, bias, scale, plan, keep, total)
+    stream = stream_of(plan.index) if plan.on_cuda else 0
+    x, w, s, lift = input, weight, scale, plan.lift
+    at_x, at_w, at_b = x.data_ptr(), w.data_ptr(), None
+    if at_x & 15 or not plan.lies:
+        x = _laid(x, plan)
+        at_x = x.data_ptr()
+    if at_w & 15 or not plan.dense_rows:
+        w = _rows(w, plan)
+        at_w = w.data_ptr()
+    if bias is not None:
+        bias = bias if plan.flat and not bias.data_ptr() & 15 else _flat(bias)
+        at_b = bias.data_ptr()
+    v, vb, at_v, at_vb, at_sums, sums = w, bias, at_w, at_b, None, None
+    if plan.unit:
+        v = torch.empty_like(w, dtype=plan.dtype)
+        at_v = v.data_ptr()
+        if bias is not None:
+            vb = torch.empty_like(bias, dtype=plan.dtype)
+            at_vb = vb.data_ptr()
+    arena = torch.empty(plan.arena, dtype=torch.float32, device=plan.device)
+    at_arena = arena.data_ptr()
+    if plan.sums:
+        sums = torch.empty(plan.sums, dtype=torch.float32, device=plan.device)
+        at_sums = sums.data_ptr()
+    plan.launches["prepare",](
+        stream, (at_x, at_w, at_b, at_v, at_vb, at_arena, at_sums),
+        (x, w, bias, v, vb, arena, sums), lift,
+    )  # fmt: skip
+    z = _product(plan, x, v, vb)
+    y = z if z.dtype is x.dtype else torch.empty_like(z, dtype=x.dtype)
+    c = at_c = at_total = at_s = None
+    if keep and not plan.keeps_output:
+        c = torch.empty_like(y)
+        at_c = c.data_ptr()
+    if s is not None:
+        s = s if plan.flat and not s.data_ptr() & 15 else _flat(s)
+        at_s = s.data_ptr()
+    if total is not None:
+        total = _flat(total) if total.data_ptr() & 15 or not total.is_contiguous() else total
+        at_total = total.data_ptr()
+    plan.launches["finish", keep](
+        stream, (z.data_ptr(), y.data_ptr(), at_c, at_sums, at_arena, at_total, at_s),
+        (z, y, c, sums, arena, total, s), plan.gain, lift,
+    )  # fmt: skip
     if not keep:
         return y, []
     value = None if plan.lean else y if c is None else c
     return y, [value, arena, v if plan.keeps_unit else None]
-
-
-def _product(plan: Plan, x: Tensor, v: Tensor, vb: Tensor | None) -> Tensor:
-    with _exactly(x, plan):
-        x = x if x.dtype is plan.dtype else x.to(plan.dtype)
-        if plan.convolution is not None:
-            return torch.convolution(x, v, vb, *plan.convolution)
-        if x.dim() == 2:
-            return torch.nn.functional.linear(x, v, vb)
-        z = torch.nn.functional.linear(x.view(plan.rows), v, vb)
-        return z.resize_(*x.shape[:-1], plan.units)  # no view: callers may change y in place
-
-
-def _sums(x: Tensor, plan: Plan) -> Tensor | None:
-    """Where THIN layers leave what they have summed up, for one direction."""
-    return torch.empty(plan.sums, dtype=torch.float32, device=x.device) if plan.sums else None
-
-
-def _empty_unit(w: Tensor, bias: Tensor | None, plan: Plan) -> tuple[Tensor, Tensor | None]:
-    """Where unit weights go; cosines of weights in the dtype of the product need none."""
-    if plan.raw:
-        return w, bias
-    v = torch.empty_like(w, dtype=plan.dtype)
-    return v, None if bias is None else torch.empty_like(bias, dtype=plan.dtype)
-
-
-def _finished(
-    plan: Plan,
-    stream: int,
-    z: Tensor,
-    x: Tensor,
-    arena: Tensor,
-    sums: Tensor | None,
-    total: Tensor | None,
-    scale: Tensor | None,
-    keep: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """y, in place of the product where dtypes are equal, and c where backward keeps it."""
-    z = _laid(z, plan)
-    y = z if z.dtype == x.dtype else torch.empty_like(z, dtype=x.dtype)
-    c = torch.empty_like(y) if keep and not plan.keeps_output else None
-    launch = plan.launch("finish", keep)
-    launch(stream, (z, y, c, sums, arena, total, scale), plan.spec.gain, plan.lift)
-    return y, c
 
 
 def infer(
@@ -167,17 +158,22 @@ def infer(
     bias: Tensor | None,
     total: Tensor | None,
     scale: Tensor | None,
-    spec: Spec,
+    plan: Plan,
 ) -> Tensor:
     """y alone, of weights that are units already; total: Σv, for Pearson."""
-    with _on(input):
-        plan = plan_for(input, weight, bias, scale, spec, True)
-        x, stream = _laid(input, plan), _stream(input)
-        arena = torch.empty(plan.arena, dtype=torch.float32, device=x.device)
-        sums, unread = _sums(x, plan), weight.detach()
-        plan.launch("prepare")(stream, (x, unread, bias, unread, bias, arena, sums), 1.0)
-        z = _product(plan, x, weight, bias)
-        return _finished(plan, stream, z, x, arena, sums, _ready(total), _ready(scale), False)[0]
+    return forward(input, weight, bias, scale, plan, False, total)[0]
+
+
+def _product(plan: Plan, x: Tensor, v: Tensor, vb: Tensor | None) -> Tensor:
+    if plan.dtype is not x.dtype:  # float16 is float32 there, and autocast would cast it back
+        with full_precision(x):
+            return _product(plan, x.to(plan.dtype), v, vb)
+    if plan.convolution is not None:
+        return _laid(torch.convolution(x, v, vb, *plan.convolution), plan)
+    if plan.shaped is None or vb is None:
+        return linear(x, v, vb)
+    z = linear(x.view(plan.rows), v, vb)
+    return z.resize_(plan.shaped)  # no view, which linear would give: callers may change y in place
 
 
 def backward(
@@ -187,79 +183,93 @@ def backward(
     bias: Tensor | None,
     scale: Tensor | None,
     kept: Sequence[Tensor | None],
-    spec: Spec,
+    plan: Plan,
     need: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    value, arena, unit = kept
+    if plan.several and torch.cuda.current_device() != plan.index:
+        with torch.cuda.device(plan.index):
+            return backward(grad, input, weight, bias, scale, kept, plan, need)
+    stream = stream_of(plan.index) if plan.on_cuda else 0
+    (value, arena, v), lift = kept, plan.lift
     assert arena is not None
-    plan = plan_for(input, weight, bias, scale, spec)
-    with _on(input):
-        x, w = _laid(input, plan), _rows(weight, plan)
-        dy, value = _laid(grad, plan), None if value is None else _laid(value, plan)
-        b, s = _ready(bias), _ready(scale)
-        units = need[1] or need[2]  # the projection of one is made of both
-        need_bias, need_scale = units and bias is not None, need[3] and scale is not None
-        shares = _shares(x, plan, need_bias + need_scale)
-        g = torch.empty_like(dy, dtype=plan.dtype)
-        v, vb = (unit, None) if unit is not None else _empty_unit(w, b, plan)
-        stream = _stream(x)
-        plan.launch("start_grad", need_bias, need_scale)(
-            stream, (dy, value, arena, s, g, shares, w, b, v, vb), spec.gain, plan.lift
-        )
-        dx0, dv = _product_grad(plan, g, x, v, (need[0], units, False))
-        dx, dw, db = _corrected(plan, stream, dx0, dv, shares, x, w, b, arena)
-        dscale = None
-        if need_scale and scale is not None and shares is not None:
-            dscale = like_scale(shares[-plan.units :].sum(1), scale)
+    x, w, b, s, dy = input, weight, bias, scale, _laid(grad, plan)
+    at_x, at_w, at_arena = x.data_ptr(), w.data_ptr(), arena.data_ptr()
+    at_value = at_b = at_s = at_vb = at_shares = vb = shares = None
+    if at_x & 15 or not plan.lies:
+        x = _laid(x, plan)
+        at_x = x.data_ptr()
+    if at_w & 15 or not plan.dense_rows:
+        w = _rows(w, plan)
+        at_w = w.data_ptr()
+    if value is not None:
+        value = _laid(value, plan)
+        at_value = value.data_ptr()
+    if b is not None:
+        b = b if plan.flat and not b.data_ptr() & 15 else _flat(b)
+        at_b = b.data_ptr()
+    if s is not None:
+        s = s if plan.flat and not s.data_ptr() & 15 else _flat(s)
+        at_s = s.data_ptr()
+    fields, units = need[0], need[1] or need[2]  # the projection of one is made of both
+    need_bias, need_scale = units and b is not None, need[3] and s is not None
+    if need_bias or need_scale:
+        # Where blocks of positions leave their shares of every unit, for each kind of sum.
+        size = ((need_bias + need_scale) * plan.units, plan.blocks)
+        shares = torch.empty(size, dtype=torch.float32, device=plan.device)
+        at_shares = shares.data_ptr()
+    if v is None:
+        v, vb, at_v, at_vb = w, b, at_w, at_b
+        if plan.unit:
+            v = torch.empty_like(w, dtype=plan.dtype)
+            vb = b if b is None else torch.empty_like(b, dtype=plan.dtype)
+            at_vb = vb if vb is None else vb.data_ptr()
+    at_v, g = v.data_ptr(), torch.empty_like(dy, dtype=plan.dtype)
+    plan.launches["start_grad", need_bias, need_scale](
+        stream,
+        (dy.data_ptr(), at_value, at_arena, at_s, g.data_ptr(), at_shares, at_w, at_b, at_v, at_vb),
+        (dy, value, arena, s, g, shares, w, b, v, vb), plan.gain, lift,
+    )  # fmt: skip
+    dx = dw = db = dscale = None
+    if need_scale and scale is not None and shares is not None:
+        dscale = like_scale(shares[-plan.units :].sum(1), scale)
+    if not (fields or units):
         return dx, dw, db, dscale
-
-
-def _shares(x: Tensor, plan: Plan, kinds: int) -> Tensor | None:
-    """Where blocks of positions leave their shares of every unit, for each kind of sum."""
-    if not kinds:
-        return None
-    size = (kinds * plan.units, plan.blocks)
-    return torch.empty(size, dtype=torch.float32, device=x.device)
+    dx0, dv = _product_grad(plan, g, x, v, fields, units)
+    at_dx0 = at_dx = at_sums = at_dv = at_dw = at_db = sums = None
+    if dx0 is not None:
+        dx = dx0 if dx0.dtype is x.dtype else torch.empty_like(dx0, dtype=x.dtype)
+        at_dx0, at_dx = dx0.data_ptr(), dx.data_ptr()
+        if plan.sums:
+            sums = torch.empty(plan.sums, dtype=torch.float32, device=plan.device)
+            at_sums = sums.data_ptr()
+            plan.launches["spread",](stream, (at_arena, at_sums), (arena, sums))
+    if dv is not None:
+        dw = dv if dv.dtype is w.dtype else torch.empty_like(w)
+        at_dv, at_dw = dv.data_ptr(), dw.data_ptr()
+        if b is not None:
+            db = torch.empty_like(b)
+            at_db = db.data_ptr()
+    plan.launches["end_grad", fields, units](
+        stream,
+        (at_dx0, at_x, at_dx, at_arena, at_sums, at_dv, at_shares, at_w, at_b, at_dw, at_db),
+        (dx0, x, dx, arena, sums, dv, shares, w, b, dw, db), lift,
+    )  # fmt: skip
+    return dx, dw, db, dscale
 
 
 def _product_grad(
-    plan: Plan, g: Tensor, x: Tensor, v: Tensor, need: Sequence[bool]
+    plan: Plan, g: Tensor, x: Tensor, v: Tensor, fields: bool, units: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    with _exactly(x, plan):
-        like = x.shape
-        x = x if x.dtype is plan.dtype else x.to(plan.dtype)
-        if plan.convolution is None and x.dim() != 2:
-            g, x = g.view(-1, plan.units), x.view(plan.rows)
-        dx, dv, _ = product_grad(g, x, v, plan.spec, need)
-        return dx if dx is None or dx.dim() == len(like) else dx.resize_(like), dv
-
-
-def _corrected(
-    plan: Plan,
-    stream: int,
-    dx0: Tensor | None,
-    dv: Tensor | None,
-    shares: Tensor | None,
-    x: Tensor,
-    w: Tensor,
-    b: Tensor | None,
-    arena: Tensor,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The last pass: dx₀ becomes dx in its place, dv becomes dw."""
-    if dx0 is None and dv is None:
-        return None, None, None
-    dx = dw = db = None
-    if dx0 is not None:
-        dx0 = _laid(dx0, plan)
-        dx = dx0 if dx0.dtype == x.dtype else torch.empty_like(dx0, dtype=x.dtype)
-    if dv is not None:
-        if dv.stride() != w.stride():
-            dv = torch.empty_like(w, dtype=dv.dtype).copy_(dv)
-        dw = dv if dv.dtype is w.dtype else torch.empty_like(w)
-        db = None if b is None else torch.empty_like(b)
-    sums = None if dx0 is None else _sums(x, plan)
-    if sums is not None:
-        plan.launch("spread")(stream, (arena, sums))
-    launch = plan.launch("end_grad", dx0 is not None, dv is not None)
-    launch(stream, (dx0, x, dx, arena, sums, dv, shares, w, b, dw, db), plan.lift)
-    return dx, dw, db
+    """dx₀, which lies as x does, and dv, as w."""
+    if plan.dtype is not x.dtype:
+        with full_precision(x):
+            return _product_grad(plan, g, x.to(plan.dtype), v, fields, units)
+    if plan.convolution is not None:
+        dx, dv, _ = product_grad(g, x, v, plan.spec, (fields, units, False))
+        if dv is not None and dv.stride() != plan.weight_stride:
+            dv = torch.empty_like(v).copy_(dv)
+        return dx if dx is None else _laid(dx, plan), dv
+    dx = torch.matmul(g, v) if fields else None
+    if units and plan.shaped is not None:
+        g, x = g.view(-1, plan.units), x.view(plan.rows)
+    return dx, torch.mm(g.t(), x) if units else None

@@ -57,14 +57,13 @@ class Launch:
         self._head: tuple = ()
         self._rest: tuple = ()
 
-    def __call__(self, stream: int, tensors: tuple, *factors: float) -> None:
-        """tensors: those of the kernel in order, or None."""
+    def __call__(self, stream: int, addresses: tuple, tensors: tuple, *factors: float) -> None:
+        """tensors: those of the kernel in order, or None; addresses: theirs."""
         if self._run is None:
             self._by_triton(tensors, factors)
             return
         self._run(
-            self._programs, 1, 1, stream, *self._head,
-            *[None if t is None else t.data_ptr() for t in tensors], *factors, *self._rest,
+            self._programs, 1, 1, stream, *self._head, *addresses, *factors, *self._rest
         )  # fmt: skip
 
     def _by_triton(self, tensors: tuple, factors: tuple) -> None:
@@ -79,6 +78,19 @@ class Launch:
             self._run = kernel.run
 
 
+class Launches(dict[tuple, Launch]):
+    """The launches of a plan, by their pass and the flags that differ from call to call."""
+
+    def __init__(self, plan: "Plan") -> None:
+        super().__init__()
+        self._plan = plan
+
+    def __missing__(self, key: tuple) -> Launch:
+        name, *flags = key
+        self[key] = launch = getattr(self._plan, f"_{name}")(*flags)
+        return launch
+
+
 class Plan:
     """A layer of one spec between tensors of one kind."""
 
@@ -91,7 +103,7 @@ class Plan:
         spec: Spec,
         folded: bool,
     ) -> None:
-        self.spec, self.bias, self.folded = spec, bias is not None, folded
+        self.spec, self.gain, self.bias, self.folded = spec, spec.gain, bias is not None, folded
         self.dtype = compute_dtype(input) if folded else product_dtype(input)
         self.lift = 1.0 if folded else lift(self.dtype, weight, self.bias)
         self.scale = 0 if scale is None else 1 if scale.numel() == 1 else 2
@@ -103,18 +115,24 @@ class Plan:
             stride, padding, dilation, groups, _ = spec.geometry
             none = (0,) * len(stride)
             self.convolution = (stride, padding, dilation, False, none, groups)
+        self.unit = not (self.raw or folded)  # whether unit weights are written
+        self.flat = all(t is None or t.is_contiguous() for t in (bias, scale))
         self._place(input, weight)
         self._count(input, weight)
         (positions, _, _), walk, _ = self._over("start_grad", OUTPUT)
         self.blocks = -(-positions // walk["BP"])  # of positions, each with its shares
-        self._launches: dict[tuple, Launch] = {}
+        self.launches = Launches(self)
 
     def _place(self, input: Tensor, weight: Tensor) -> None:
         """In which order the tensors of the layer lie."""
         geometry = self.spec.geometry
         self.format = torch.contiguous_format if geometry is None else memory_format(input, weight)
         self.last = geometry is None or self.format is not torch.contiguous_format
+        self.lies = input.is_contiguous(memory_format=self.format)
         self.dense_rows = has_dense_rows(weight.shape, weight.stride())
+        self.weight_stride = weight.stride() if self.dense_rows else dense(weight.shape)
+        self.device, self.index, self.on_cuda = input.device, input.get_device(), input.is_cuda
+        self.several = self.on_cuda and torch.cuda.device_count() > 1
 
     def _count(self, input: Tensor, weight: Tensor) -> None:
         spec, groups = self.spec, self.spec.groups
@@ -127,6 +145,8 @@ class Plan:
         if geometry is None:
             batch = input.numel() // channels
             self.rows = (batch, channels)
+            # The shape of y where rows in several dimensions are multiplied as those of a matrix.
+            self.shaped = None if input.dim() == 2 else (*input.shape[:-1], self.units)
         else:
             self.inner_size = tuple(input.shape[2:])
             self.outer_size = tuple(geometry.output_size(self.inner_size, self.kernel))
@@ -161,14 +181,6 @@ class Plan:
         self.spread = self._sides[COLUMNS].positions * groups
         # What THIN has in both directions; not in the arena, which is held from one to the other.
         self.sums = many * max(self.inner, self.spread) if self.thin else 0
-
-    def launch(self, name: str, *flags: Any) -> Launch:
-        """The launch of a pass, for the flags that differ from call to call."""
-        key = (name, flags)
-        found = self._launches.get(key)
-        if found is None:
-            found = self._launches[key] = getattr(self, f"_{name}")(*flags)
-        return found
 
     def _over(self, name: str, side: int) -> tuple[tuple[int, ...], dict[str, Any], int]:
         """Positions, space and stride of a pass over one of the sides; how it walks; and how many
@@ -292,6 +304,11 @@ def has_dense_rows(shape: Shape, strides: Shape) -> bool:
     return strides[0] == expected or shape[0] == 1
 
 
+def dense(shape: Shape) -> tuple[int, ...]:
+    """The strides of a contiguous tensor."""
+    return tuple(math.prod(max(n, 1) for n in shape[i + 1 :]) for i in range(len(shape)))
+
+
 _plans: dict[tuple, Plan] = {}
 _MOST = 4096  # plans that are remembered: inputs of many sizes must not fill memory
 
@@ -306,8 +323,8 @@ def plan_for(
 ) -> Plan:
     key = (
         spec, input.shape, input.stride(), input.dtype, weight.shape, weight.stride(), weight.dtype,
-        input.get_device(), bias is None, None if scale is None else (scale.shape, scale.dtype),
-        folded,
+        input.get_device(), None if bias is None else bias.stride(),
+        None if scale is None else (scale.shape, scale.stride(), scale.dtype), folded,
     )  # fmt: skip
     plan = _plans.get(key)
     if plan is None:
