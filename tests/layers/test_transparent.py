@@ -10,6 +10,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._ops import OpOverload
 
 import cosnorm.functional as F
+from cosnorm import nn
 from cosnorm.testing import assert_exact, values_and_grads
 
 CASES = {
@@ -171,3 +172,55 @@ def test_inductor_by_the_rule(name):
         call, tensors = layer(name, **choice)
         # Where gradients of plain convolutions lie, Inductor chooses too.
         check(torch.compile(call, fullgraph=True), call, tensors, laid=1)
+
+
+chain = torch.nn.Sequential
+# Layers as models have them: what the compiler keeps of one meets the next.
+CHAINS = {
+    "linear": lambda: chain(nn.CosineLinear(9, 6), nn.PearsonLinear(6, 6), nn.CosineLinear(6, 4)),
+    "convolutions": lambda: chain(
+        nn.PearsonConv2d(4, 8, 3, stride=2, padding=1),
+        nn.CosineConv2d(8, 8, 3, padding=1, groups=4, bias=True, activation="gelu"),
+        nn.CosineConv2d(8, 4, 1, scale=3.0),
+    ),
+    "down and up": lambda: chain(
+        nn.PearsonConv2d(4, 8, 3, stride=2, padding=1),
+        nn.CosineConvTranspose2d(8, 8, 4, stride=2, padding=1, groups=2),
+        nn.CosineConv2d(8, 4, 3, padding=1, padding_mode="reflect"),
+    ),
+    "up": lambda: chain(
+        nn.PearsonConvTranspose2d(
+            4, 8, 4, stride=2, padding=1, bias=True, learn_scale=True, activation="gelu"
+        ),
+        nn.PearsonConvTranspose2d(8, 4, 3, stride=2, groups=2, activation="gelu"),
+        torch.nn.Conv2d(4, 4, 3),
+    ),
+}
+
+
+def check_chain(name, backend, more, **settings):
+    """Values and gradients as without a compiler, for inputs of one size and of others."""
+    model, sizes = CHAINS[name](), [(2, 4, 12, 10), (3, 4, 14, 16), (2, 4, 9, 11)]
+    if name == "linear":
+        sizes = [(5, 9), (7, 9), (4, 9)]
+    run = torch.compile(model, fullgraph=True, backend=backend, dynamic=True)
+    with torch._dynamo.config.patch(**settings):
+        for size in sizes[: 1 + more]:
+            x = torch.randn(size, requires_grad=True)
+            leaves, seed = (x, *model.parameters()), torch.randn_like(model(x))
+            got, want = ((y, *torch.autograd.grad(y, leaves, seed)) for y in (run(x), model(x)))
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=SLOW) if "up" in n else n for n in CHAINS])
+def test_several_layers_of_sizes_that_change(name):
+    check_chain(name, Watcher().backend, 2, error_on_recompile=True)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # torch's own, when inductor is imported
+@pytest.mark.parametrize("name", CHAINS)
+@inductor.patch({"cpp.enable_loop_tail_vec": False})
+def test_inductor_with_several_layers_of_sizes_that_change(name):
+    """It may compile plain convolutions anew as well."""
+    check_chain(name, "inductor", 1)

@@ -20,7 +20,8 @@ def forward(
     input: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, spec: Spec, keep: bool
 ) -> tuple[Tensor, list[Tensor | None]]:
     with full_precision(input):
-        cosine = cosine_map(input, weight, bias, spec).clamp_(-1, 1)
+        # Not in place: of a view that is, Inductor makes a view, and fails at one of open sizes.
+        cosine = cosine_map(input, weight, bias, spec).clamp(-1, 1)
         factor = channelwise(scale, input.dim() - 2)
         y = cosine if factor is None else cosine * factor.to(cosine.dtype)
         y = spec.act.value(y if spec.gain == 1 else y * spec.gain).to(input.dtype)
@@ -56,7 +57,7 @@ def backward(
         d, dot, dscale = into_cosine(grad.to(of.rnorm.dtype), kept[0], factor, spec)
         grouped = (geometry.groups, -1)
         d, dot = (t.unflatten(1, grouped).flatten(3) for t in (d, dot))
-        g = d * of.rnorm.unsqueeze(2) * of.wnorm
+        g = d * of.rnorm * of.wnorm
         dx = _input_grad(g, dot, of, weight.shape[2:], grad.shape, geometry) if need[0] else None
         dw = db = None
         if need[1] or need[2]:
@@ -82,11 +83,11 @@ def _input_grad(
         map = map.unflatten(3, shape[2:]).unflatten(2, kernel_size)
         return untaps(map, size, geometry).unsqueeze(2)
 
-    field = (of.rnorm.square() * dot.sum(2)).unsqueeze(2)
+    field = of.rnorm.square() * dot.sum(2, keepdim=True)
     dx = dx.unflatten(1, (groups, -1)) - of.x.unflatten(1, (groups, -1)) * back(field * of.reach)
     if of.centered:
         each = torch.einsum("ngop,gotp->ngtp", g, of.woffset)
-        dx = dx + back(each + field * of.mean.unsqueeze(2) * of.reach)
+        dx = dx + back(each + field * of.mean * of.reach)
     return dx.flatten(1, 2)
 
 
@@ -127,7 +128,7 @@ def _weight_grad(
     dw = dw - of.w * (pull @ of.reach.t()).unsqueeze(2)
     db = None if of.b is None else g.sum((0, 3)) - (of.b * pull).sum(-1)
     if of.centered:
-        push = (g * of.mean.unsqueeze(2)).sum(0)
+        push = (g * of.mean).sum(0)
         dw = dw - (push @ of.reach.t() + (of.woffset * pull.unsqueeze(2)).sum(-1)).unsqueeze(2)
         db = None if db is None else db - push.sum(-1)
     dw = dw.movedim(2, 1).reshape(weight_shape)

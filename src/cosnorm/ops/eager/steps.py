@@ -40,7 +40,7 @@ class Unit(NamedTuple):
     bias: Tensor | None
     total: Tensor | None  # Σv of each unit as rounded, Pearson only
     raw: bool  # w itself: the product is still to be multiplied by 1/|w|
-    lift: float = 1.0  # what v was multiplied by
+    lift: float  # what v was multiplied by; no default, which torch.compile takes for a variable
 
 
 def forward(
@@ -76,7 +76,7 @@ def infer(
     spec: Spec,
 ) -> Tensor:
     """y alone, of weights that are units already; total: Σv, for Pearson."""
-    unit = Unit(weight, bias, total, False)
+    unit = Unit(weight, bias, total, False, 1.0)
     rnorm, mean = boxes.fields(input, weight.shape[2:], spec, bias is not None)
     z = product(input.to(weight.dtype), unit, spec)
     return finish(z, rnorm, mean, rnorm, unit, scale, spec, False, input.dtype)[0]
@@ -87,7 +87,7 @@ def unit_weight(
 ) -> Unit:
     """v of each unit, normalised in float32 and rounded once; stats: (1/|w|, μw)."""
     if not spec.centered and weight.dtype == dtype != torch.float16:
-        return Unit(weight, bias, None, True)
+        return Unit(weight, bias, None, True, 1.0)
     rnorm, mean, up = stats[0], stats[1], lift(dtype, weight, bias is not None)
     rnorm = rnorm if up == 1 else rnorm * up
     v, vb = weight.to(stats.dtype), None if bias is None else bias.to(stats.dtype)

@@ -31,13 +31,16 @@ class Vectors(NamedTuple):
     For Pearson the weights are split into what they are around the mean of their tap, and how far
     that mean lies from the mean of all taps that serve an output: (w-m_t) + (m_t-μw). Both parts
     are small where w-μw is, and no tap that an output does not see takes part in it.
+
+    Sums keep their dimension: Inductor fails at a view of open sizes and four dimensions that
+    backward keeps.
     """
 
     x: Tensor  # (N, C, …)
     w: Tensor  # (groups, out, C, taps), for Pearson w-m_t
     b: Tensor | None  # (groups, out, 1), for Pearson b-μw, (groups, out, positions)
     reach: Tensor  # (taps, positions): 1 where a tap serves an output
-    rnorm: Tensor  # 1/|x|, (N, groups, positions)
+    rnorm: Tensor  # 1/|x|, (N, groups, 1, positions)
     mean: Tensor  # μx, Pearson only
     offset: Tensor  # m_t-μx of the inputs, (N, groups, taps, positions), Pearson only
     wnorm: Tensor  # 1/|w|, (groups, out, positions)
@@ -71,13 +74,15 @@ def cosine_map(input: Tensor, weight: Tensor, bias: Tensor | None, spec: Spec) -
     size = product.shape[2:]
     product = product.unflatten(1, (groups, -1)).flatten(3)
     if of.b is not None:  # the last entries: 1-μx and b-μw, or 1 and b
-        product = product + (1 - of.mean.unsqueeze(2) if spec.centered else 1) * of.b
+        product = product + (1 - of.mean if spec.centered else 1) * of.b
     if spec.centered:
         left = (of.w.sum(2).unsqueeze(-1) * of.reach).sum(2)  # what rounding leaves of Σ(w-m_t)
-        product = product - of.mean.unsqueeze(2) * left
+        product = product - of.mean * left
         depth = of.w.shape[2]
         product = product + depth * torch.einsum("ngtp,gotp->ngop", of.offset, of.woffset)
-    return (product * of.rnorm.unsqueeze(2) * of.wnorm).flatten(1, 2).unflatten(2, size)
+    rnorm = of.rnorm * of.wnorm
+    product, rnorm = (map.flatten(1, 2).unflatten(2, size) for map in (product, rnorm))
+    return product * rnorm
 
 
 def torch_order(geometry: Geometry) -> tuple:
@@ -100,7 +105,7 @@ def vectors(
     grouped = x.unflatten(1, (groups, -1))
     if not centered:
         none = x.new_empty(0)
-        square = reached(grouped.square().sum(2)).sum(2) + float(bias is not None)
+        square = reached(grouped.square().sum(2)).sum(2, keepdim=True) + float(bias is not None)
         wsquare = (w.square().sum(2).unsqueeze(-1) * reach).sum(2)
         wsquare = wsquare if b is None else wsquare + b.square()
         norms = inverse_norm(square), inverse_norm(wsquare)
@@ -109,7 +114,9 @@ def vectors(
     one = None if b is None else x.new_ones(())
     rnorm, mean, offset = _merged(grouped.shape[2], m, m2, reach, one)
     wm, wm2 = moments(w, 2)
-    wnorm, wmean, woffset = _merged(w.shape[2], wm.unsqueeze(-1), wm2.unsqueeze(-1), reach, b)
+    extra = None if b is None else b.unsqueeze(-1)
+    wnorm, wmean, woffset = _merged(w.shape[2], wm.unsqueeze(-1), wm2.unsqueeze(-1), reach, extra)
+    wnorm, wmean = wnorm.squeeze(-2), wmean.squeeze(-2)
     b = None if b is None else b - wmean
     return Vectors(x, w - wm.unsqueeze(2), b, reach, rnorm, mean, offset, wnorm, woffset)
 
@@ -137,15 +144,15 @@ def taps(map: Tensor, kernel_size: Sequence[int], geometry: Geometry) -> Tensor:
 def _merged(
     depth: int, m: Tensor, m2: Tensor, reach: Tensor, extra: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(1/|x-μ|, μ, m_t-μ) over the taps in reach and one extra entry.
+    """(1/|x-μ|, μ, m_t-μ) over the taps in reach and one extra entry, as (…, 1, positions).
 
     m, m2: mean and squared deviations of the `depth` entries of a tap.
     """
-    count, total = depth * reach.sum(0), depth * (m * reach).sum(-2)
+    count, total = depth * reach.sum(0), depth * (m * reach).sum(-2, keepdim=True)
     if extra is not None:
         count, total = count + 1, total + extra
     mean = total / count.clamp(min=1)
-    offset = (m - mean.unsqueeze(-2)) * reach
-    merged = (m2 * reach + depth * offset.square()).sum(-2)
+    offset = (m - mean) * reach
+    merged = (m2 * reach + depth * offset.square()).sum(-2, keepdim=True)
     merged = merged if extra is None else merged + (extra - mean).square()
     return inverse_norm(merged, merged + count * mean.square()), mean, offset
