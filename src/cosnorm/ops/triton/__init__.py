@@ -7,7 +7,6 @@ plan knows is not asked again, and the passes are written one after the other, w
 
 import warnings
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 
 import torch
@@ -48,7 +47,7 @@ def _works(device: torch.device) -> bool:
     """Whether Triton can build and run a kernel here; asked once for a device."""
     try:
         probe = torch.zeros(1, device=device)
-        with _on(probe):
+        with torch.cuda.device_of(probe):
             _touch[1,](probe)
         return bool(probe.item() == 1)
     except Exception as fault:
@@ -58,16 +57,6 @@ def _works(device: torch.device) -> bool:
             stacklevel=2,
         )
         return False
-
-
-def _on(tensor: Tensor) -> AbstractContextManager:
-    """The device of a tensor as the current one."""
-    return nullcontext() if _one_device() else torch.cuda.device_of(tensor)
-
-
-@cache
-def _one_device() -> bool:
-    return torch.cuda.device_count() < 2
 
 
 def _laid(x: Tensor, plan: Plan) -> Tensor:
@@ -218,7 +207,7 @@ def backward(
         shares = torch.empty(size, dtype=torch.float32, device=plan.device)
         at_shares = shares.data_ptr()
     if v is None:
-        v, vb, at_v, at_vb = w, b, at_w, at_b
+        v, vb, at_vb = w, b, at_b
         if plan.unit:
             v = torch.empty_like(w, dtype=plan.dtype)
             vb = b if b is None else torch.empty_like(b, dtype=plan.dtype)
