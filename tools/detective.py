@@ -66,7 +66,9 @@ READINGS: dict[str, Reading] = {
     "scale fixed 10": Reading(settings={"scale": "fixed", "scale_start": 10.0}),
     "scale per class": Reading(settings={"scale": "per_class"}),
     "rate a tenth": Reading(settings={"lr_factor": 0.1}),
+    "rate 3 times": Reading(settings={"lr_factor": 10.0**0.5}),
     "rate ten times": Reading(settings={"lr_factor": 10.0}),
+    "rate 30 times": Reading(settings={"lr_factor": 10.0**1.5}),
     "bias": Reading(settings={"bias": True, "sparse": False}),
     "gain and shift": Reading(settings={"affine": True}),
 }

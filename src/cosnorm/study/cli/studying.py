@@ -35,7 +35,7 @@ def study(
         bool, typer.Option("--full", help="As planned: MNIST, 3 seeds; else digits, minutes.")
     ] = False,
     epochs: Epochs = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each method.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, max=1000, help="Runs of each method.")] = None,
     device: Annotated[
         choice("device") | None,  # pyright: ignore
         typer.Option(help="Default: cuda where there is one."),
