@@ -69,6 +69,13 @@ READINGS: dict[str, Reading] = {
     "rate 3 times": Reading(settings={"lr_factor": 10.0**0.5}),
     "rate ten times": Reading(settings={"lr_factor": 10.0}),
     "rate 30 times": Reading(settings={"lr_factor": 10.0**1.5}),
+    "rate 3 times, scale fixed 10": Reading(
+        settings={"lr_factor": 10.0**0.5, "scale": "fixed", "scale_start": 10.0}
+    ),
+    "rate ten times, scale fixed 10": Reading(
+        settings={"lr_factor": 10.0, "scale": "fixed", "scale_start": 10.0}
+    ),
+    "rate ten times, tf relative": Reading(tf="relative", settings={"lr_factor": 10.0}),
     "bias": Reading(settings={"bias": True, "sparse": False}),
     "gain and shift": Reading(settings={"affine": True}),
 }

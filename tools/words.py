@@ -68,7 +68,7 @@ def _steadier(ours: Group, other: Group) -> list[str]:
     interval = mean_interval(logs)
     pair = f"{ours.label} to {other.label}"
     if interval is None:
-        return [pair, "", f"{len(logs)} seeds: no verdict"]
+        return [pair, "", f"{len(logs)} seed{'' if len(logs) == 1 else 's'}: no verdict"]
     words = {"better": "steadier", "worse": "less steady", "equivalent": "as steady"}
     verdict = verdict_of(interval, STEADY_MARGIN)
     factor = f"{10**interval.low:.2g} to {10**interval.high:.2g}"
