@@ -90,9 +90,11 @@ def _called(check: Any, statics: tuple, input: Any, weight: Any, bias: Any, scal
         return _applied(call, checked, autocast(input), weight, bias, scale)
     if checked is None:
         checked = check(*statics, input, weight, bias, scale)
-        if len(_known) >= _MOST:
-            _known.clear()
-        _known[key] = checked
+        # To a tracer sizes are tensors, of which no two are equal: nothing to remember.
+        if not torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]  # documented
+            if len(_known) >= _MOST:
+                _known.clear()
+            _known[key] = checked
     x = input
     if cast is not None and x.dtype is not cast and x.dtype is not torch.float64:
         x = x.to(cast)

@@ -79,3 +79,10 @@ def test_inputs_of_many_sizes_do_not_fill_memory(monkeypatch):
     for size in range(3, 20):
         assert call(input=torch.randn(1, 3, size, size)).shape[-1] == size - 2
         assert len(F._known) <= 4
+
+
+@pytest.mark.filterwarnings("ignore")  # a tracer warns of every question that is asked of sizes
+def test_a_tracer_leaves_nothing_behind():
+    """Sizes are tensors to it, which are equal to none before them."""
+    torch.jit.trace(lambda x: F.cosine_conv2d(x, W), X, check_trace=False)
+    assert not F._known

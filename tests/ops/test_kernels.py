@@ -536,3 +536,47 @@ def test_another_size_compiles_nothing():
         for batch, size in ((7, 16), (8, 24), (3, 32)):
             step(batch, size)
     assert len(first) <= 4 and later == []
+
+
+def contiguously(tensor):
+    """As hooks do that keep tensors elsewhere: values and sizes, not the order in memory."""
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize(("last_x", "last_w"), [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_saved_tensors_come_back_in_another_order(activation, last_x, last_w, autocast, device):
+    layouts = [LAST[4] if last else torch.contiguous_format for last in (last_x, last_w)]
+    tensors = tensors_of((2, 4, 5, 6), (6, 4, 3, 3), True, "each", device, torch.float32)
+    x, w = (t.contiguous(memory_format=m) for t, m in zip(tensors, layouts, strict=False))
+    x = x.to(HALF[device]) if autocast else x
+    leaves = [t.requires_grad_() for t in (x, w, *tensors[2:])]
+    geometry = Geometry((1, 1), (1, 1), (1, 1), 1)
+    kind = Kind(Spec("pearson", activation, 1.0, geometry))
+    seed = torch.randn_like(direct.call(*leaves, kind))
+    plainly = torch.autograd.grad(direct.call(*leaves, kind), leaves, seed)
+    with torch.autograd.graph.saved_tensors_hooks(contiguously, contiguously):
+        hooked = torch.autograd.grad(direct.call(*leaves, kind), leaves, seed)
+    for got, want in zip(hooked, plainly, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("name", ["3×3", "1×1", "depthwise", "two groups"])
+def test_some_gradients_alone(name, last, device):
+    """Whichever are wanted, they are those of all: a first layer has no gradient of its input."""
+    case = CASES[name]
+    tensors = tensors_of(case.size, case.kernel, True, "one", device, torch.float32, last)
+    kind = Kind(Spec("pearson", "relu", 1.0, case.geometry))
+    seed = torch.randn_like(direct.call(*tensors, kind))
+    whole = values_and_grads(partial(direct.call, kind=kind), tensors, seed)[1:]
+    for chosen in range(1, 15):
+        given = [t.detach().requires_grad_(bool(chosen >> i & 1)) for i, t in enumerate(tensors)]
+        wanted = [i for i, t in enumerate(given) if t.requires_grad]
+        y = direct.call(*given, kind)
+        grads = torch.autograd.grad(y, [given[i] for i in wanted], seed)
+        for i, grad in zip(wanted, grads, strict=True):
+            torch.testing.assert_close(grad, whole[i], rtol=1e-5, atol=1e-6)

@@ -114,5 +114,6 @@ def way_for(
     spec: Spec,
     folded: bool = False,
 ) -> Way:
+    begun = era  # asked first: a choice that is made meanwhile must not pass for this one's
     backend = backend_for(input, weight, spec)
-    return Way(spec, backend, backend.plan_for(input, weight, bias, scale, spec, folded), era)
+    return Way(spec, backend, backend.plan_for(input, weight, bias, scale, spec, folded), begun)

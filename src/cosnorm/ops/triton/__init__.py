@@ -71,9 +71,9 @@ def _flat(vector: Tensor) -> Tensor:
 
 
 def _rows(weight: Tensor, plan: Plan) -> Tensor:
-    """The weights, dense row by row at a round address."""
-    weight = weight if plan.dense_rows else weight.contiguous()
-    return weight.clone() if weight.data_ptr() & 15 else weight
+    """A copy of the weights, or of their gradient, dense row by row as the plan has them."""
+    like = {"dtype": weight.dtype, "device": weight.device}
+    return torch.empty_strided(weight.shape, plan.weight_stride, **like).copy_(weight)
 
 
 def forward(
@@ -181,23 +181,24 @@ def backward(
     stream = stream_of(plan.index) if plan.on_cuda else 0
     (value, arena, v), lift = kept, plan.lift
     assert arena is not None
-    x, w, b, s, dy = input, weight, bias, scale, _laid(grad, plan)
+    # What was saved comes back as hooks give it: other places, and other orders in memory.
+    x, w, b, s, dy = _laid(input, plan), weight, bias, scale, _laid(grad, plan)
     at_x, at_w, at_arena = x.data_ptr(), w.data_ptr(), arena.data_ptr()
     at_value = at_b = at_s = at_vb = at_shares = vb = shares = None
-    if at_x & 15 or not plan.lies:
-        x = _laid(x, plan)
-        at_x = x.data_ptr()
-    if at_w & 15 or not plan.dense_rows:
+    if at_w & 15 or w.stride() != plan.weight_stride:
         w = _rows(w, plan)
         at_w = w.data_ptr()
+    if at_arena & 15:
+        arena = arena.clone()
+        at_arena = arena.data_ptr()
     if value is not None:
         value = _laid(value, plan)
         at_value = value.data_ptr()
     if b is not None:
-        b = b if plan.flat and not b.data_ptr() & 15 else _flat(b)
+        b = b if b.is_contiguous() and not b.data_ptr() & 15 else _flat(b)
         at_b = b.data_ptr()
     if s is not None:
-        s = s if plan.flat and not s.data_ptr() & 15 else _flat(s)
+        s = s if s.is_contiguous() and not s.data_ptr() & 15 else _flat(s)
         at_s = s.data_ptr()
     fields, units = need[0], need[1] or need[2]  # the projection of one is made of both
     need_bias, need_scale = units and b is not None, need[3] and s is not None
@@ -256,7 +257,7 @@ def _product_grad(
     if plan.convolution is not None:
         dx, dv, _ = product_grad(g, x, v, plan.spec, (fields, units, False))
         if dv is not None and dv.stride() != plan.weight_stride:
-            dv = torch.empty_like(v).copy_(dv)
+            dv = _rows(dv, plan)
         return dx if dx is None else _laid(dx, plan), dv
     dx = torch.matmul(g, v) if fields else None
     if units and plan.shaped is not None:

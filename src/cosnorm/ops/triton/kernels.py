@@ -766,7 +766,7 @@ def end_grad(
 ):  # fmt: skip
     field_ptr = kept_ptr + shift
     mean_ptr = kept_ptr + maps
-    if THIN:
+    if THIN and FIELDS:  # else there are no maps
         field_ptr = maps_ptr
         mean_ptr = maps_ptr + inner
     pid = tl.program_id(0)
