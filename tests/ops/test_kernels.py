@@ -573,7 +573,7 @@ def test_some_gradients_alone(name, last, device):
     kind = Kind(Spec("pearson", "relu", 1.0, case.geometry))
     seed = torch.randn_like(direct.call(*tensors, kind))
     whole = values_and_grads(partial(direct.call, kind=kind), tensors, seed)[1:]
-    for chosen in range(1, 15):
+    for chosen in (0b0001, 0b0010, 0b0100, 0b1000, 0b0110):
         given = [t.detach().requires_grad_(bool(chosen >> i & 1)) for i, t in enumerate(tensors)]
         wanted = [i for i, t in enumerate(given) if t.requires_grad]
         y = direct.call(*given, kind)
