@@ -2,21 +2,29 @@
 
     PYTHONPATH=src python -m tools.studies --minutes 8 --data DIR
 
-Ends when all are made or the time is up; given again, it goes on from the files in --done. Each
-study is a process of its own, so that they share the device. NAME.json goes to --out; that is what
-the page is made of.
+Ends when all are made or the time is up; given again, it goes on from the files in --done. First
+several processes make the runs, each of those that no other has, and a run that several studies
+ask for is made once; then the studies measure them, one after another. NAME.json goes to --out;
+that is what the page is made of.
 """
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cosnorm.study.claims import STUDIES, study_named
+from cosnorm.study.runs.errors import InUseError
+from cosnorm.study.runs.storage import LocalStorage
+
+if TYPE_CHECKING:
+    from cosnorm.study.train.launchers import InProcess
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -47,23 +55,55 @@ def claims() -> str:
 
 
 def make(name: str, arguments: argparse.Namespace) -> None:
-    """One study, from what --done has of it."""
+    """One study, from what --done has of it and from runs that are made already."""
     from cosnorm.study.claims.study import conduct
-    from cosnorm.study.train.launchers import InProcess
-    from cosnorm.study.train.stopping import Stop
 
-    study, work = study_named(name), arguments.work / name
+    study, work = study_named(name), _folder(name, arguments)
     before = arguments.done / f"{name}.json"
     if before.exists() and not (work / before.name).exists():
         work.mkdir(parents=True, exist_ok=True)
         shutil.copy(before, work)
     setting = study.setting(arguments.full, device=arguments.device)
-    left = (arguments.until - time.time()) / 60
-    options = {"data_dir": arguments.data, "keep_checkpoints": False}
-    launcher = InProcess(stop=Stop(max(left, 0.0)), **options)
+    launcher = _launcher(arguments)
     conduct(study, setting, work, data_dir=arguments.data, launcher=launcher, tell=_tell)
     arguments.out.mkdir(parents=True, exist_ok=True)
     shutil.copy(work / f"{name}.json", arguments.out)
+
+
+def make_runs(names: Sequence[str], arguments: argparse.Namespace) -> None:
+    """One process's share: every run of the plan that no other process has, until time is up."""
+    from cosnorm.study.claims.study import label
+    from cosnorm.study.train.launchers import Job
+
+    launch = _launcher(arguments)
+    for name in names:
+        study, folder = study_named(name), _folder(name, arguments)
+        before = arguments.done / f"{name}.json"
+        known = json.loads(before.read_text())["runs"] if before.exists() else []
+        for config in study.configs(study.setting(arguments.full, device=arguments.device)):
+            job = Job(config, LocalStorage(folder / "runs" / label(config)))
+            if label(config) in known or job.is_over:
+                continue
+            try:
+                ends = [outcome.status for _, outcome in launch([job])]
+            except InUseError:
+                continue
+            if "stopped" in ends:
+                return
+
+
+def _folder(name: str, arguments: argparse.Namespace) -> Path:
+    """Where a study works: with those of its length, whose runs may be its own."""
+    epochs = study_named(name).setting(arguments.full).epochs
+    return arguments.work / f"{epochs}-epochs"
+
+
+def _launcher(arguments: argparse.Namespace) -> "InProcess":
+    from cosnorm.study.train.launchers import InProcess
+    from cosnorm.study.train.stopping import Stop
+
+    left = (arguments.until - time.time()) / 60
+    return InProcess(stop=Stop(max(left, 0.0)), data_dir=arguments.data, keep_checkpoints=False)
 
 
 def _tell(line: str) -> None:
@@ -80,17 +120,22 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "studies")
     parser.add_argument("--only", default=",".join(STUDIES), help="names, with commas between")
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
+    parser.add_argument("--at-once", type=int, default=6, help="processes that make runs")
     parser.add_argument("--quick", dest="full", action="store_false", help="the small setting")
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     names = arguments.only.split(",")
     if arguments.until is not None:
-        make(names[0], arguments)
+        make_runs(names, arguments)
         return 0
-    until = str(begun + 60 * arguments.minutes)
-    command = [sys.executable, "-m", "tools.studies", *argv]
-    started = [subprocess.Popen([*command, "--only", name, "--until", until]) for name in names]
-    codes = [process.wait() for process in started]
+    arguments.until = begun + 60 * arguments.minutes
+    command = [sys.executable, "-m", "tools.studies", *argv, "--until", str(arguments.until)]
+    # Threads that wait must not spin: beside other busy processes that costs ten times the work.
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+    workers = [subprocess.Popen(command, env=environment) for _ in range(arguments.at_once)]
+    codes = [worker.wait() for worker in workers]
+    for name in names:
+        make(name, arguments)
     return 1 if any(codes) else 0
 
 

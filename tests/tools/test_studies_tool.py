@@ -14,19 +14,10 @@ from tools import figures, reproduction, studies
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def made(folder, *options, minutes=4.0):
+def made(folder, *options, only="steadiness", minutes=4.0):
     command = (
-        *(sys.executable, "-m", "tools.studies", "--quick", "--device", "cpu"),
-        *(
-            "--minutes",
-            minutes,
-            "--data",
-            folder,
-            "--only",
-            "steadiness",
-            "--work",
-            folder / "work",
-        ),
+        *(sys.executable, "-m", "tools.studies", "--quick", "--device", "cpu", "--at-once", 2),
+        *("--minutes", minutes, "--data", folder, "--only", only, "--work", folder / "work"),
         *("--done", folder / "out", "--out", folder / "out", *options),
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -47,6 +38,16 @@ def test_a_study_is_made_and_not_made_again(tmp_path):
     shutil.rmtree(tmp_path / "work")
     again = made(tmp_path)
     assert (again.returncode, again.stdout) == (0, "")
+    assert not (tmp_path / "work" / "20-epochs" / "runs").exists()
+
+
+@pytest.mark.slow
+def test_studies_of_one_length_share_their_runs(tmp_path):
+    told = made(tmp_path, only="input,variance")
+    assert (told.returncode, told.stderr) == (0, "")
+    assert len(list((tmp_path / "work" / "4-epochs" / "runs").iterdir())) == 12
+    for name in ("input", "variance"):
+        assert json.loads((tmp_path / "out" / f"{name}.json").read_text())["findings"]
 
 
 @pytest.fixture

@@ -118,6 +118,7 @@ def conduct(
             for config in configs
             if label(config) not in found
         ]
+        jobs.sort(key=lambda job: not job.is_over)  # so that a stop loses nothing that was made
         for job, outcome in launch(jobs):
             if outcome.status == "stopped":
                 _write(study, setting, storage, found, len(dataset.test))
