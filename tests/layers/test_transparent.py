@@ -6,6 +6,7 @@ import operator
 import pytest
 import torch
 import torch._inductor.config as inductor
+from torch._dynamo import compiled_autograd
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._ops import OpOverload
@@ -215,11 +216,11 @@ def check_chain(name, backend, more, **settings):
             assert_exact(got, want, plain, torch.float32, terms=seed * want[0])
 
 
-def of_model(run, model, x, seed):
+def of_model(run, model, x, seed, grads_of=torch.autograd.grad):
     """The output of a model, and its gradients by the input and every parameter."""
     x = x.clone().requires_grad_()
     y = run(x)
-    grads = torch.autograd.grad(y, (x, *model.parameters()), seed.to(y.dtype))
+    grads = grads_of(y, (x, *model.parameters()), seed.to(y.dtype))
     return [y.detach(), *grads]
 
 
@@ -237,3 +238,25 @@ def test_several_layers_of_sizes_that_change(name):
 def test_inductor_with_several_layers_of_sizes_that_change(name):
     """It may compile plain convolutions anew as well."""
     check_chain(name, "inductor", 1)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own, of what forward kept
+@pytest.mark.parametrize("name", ["linear", "convolutions"])
+def test_a_backward_compiled_without_its_forward(name):
+    """Compiled autograd: what the passes kept in memory is not what a compiler would have kept."""
+    model, x = CHAINS[name](), torch.randn((5, 9) if name == "linear" else (2, 4, 12, 10))
+    seed, exact = torch.randn(model(x).shape).double(), copy.deepcopy(model).double()
+    watcher = Watcher()
+
+    def compiled(y, inputs, seed):
+        with compiled_autograd._enable(torch.compile(backend=watcher.backend, fullgraph=True)):
+            for tensor in inputs:
+                tensor.grad = None
+            y.backward(seed)
+        return [tensor.grad for tensor in inputs]
+
+    got = of_model(model, model, x, seed, compiled)
+    plain = of_model(model, model, x, seed)
+    want = of_model(exact, exact, x.double(), seed)
+    assert watcher.graphs
+    assert_exact(got, want, plain, torch.float32, terms=seed * want[0])

@@ -149,10 +149,10 @@ class Similarity(torch.autograd.Function):
             return None, None, None, None, None
         input, weight, bias, scale, *kept = ctx.saved_tensors
         way, need = ctx.way, ctx.needs_input_grad
-        if wants_reference():
+        if torch.is_grad_enabled() or forward_mode():  # `wants_reference`, without a frame
             tensors = (input, weight, bias, scale)
             return *pullback(grad, tensors, way.spec, need[:4]), None
-        if not is_unseen(grad):
+        if torch.compiler.is_compiling() or not is_unseen(grad):  # compiled autograd, or a mode
             tensors = (input, weight, bias, scale)
             return *seen_backward(grad, tensors, way.spec, need[:4]), None
         grads = way.backend.backward(grad, input, weight, bias, scale, kept, way.plan, need)
