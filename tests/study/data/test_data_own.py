@@ -382,6 +382,16 @@ def test_folders_without_pictures_beside_the_parts_are_named(tmp_path):
     assert load(root).notes == ("pets: its folder boxes is not used",)
 
 
+def test_pictures_in_no_class_folder_are_named(tmp_path):
+    root = _folders(tmp_path / "pets")
+    for place in ("a.png", "b.png", "test/c.png", ".hidden.png"):
+        _picture(root / place)
+    assert load(root).notes == (
+        "pets: pictures in no class folder are not used (2, such as a.png)",
+        "test: pictures in no class folder are not used (1, such as c.png)",
+    )
+
+
 def test_pictures_within_class_folders_deeper_are_refused(tmp_path):
     root = _folders(tmp_path, parts=(".",))
     for hidden in ("._0.png", ".thumbnails/0.png", "more/._0.png", "more/.thumbnails/0.png"):

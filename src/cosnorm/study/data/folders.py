@@ -35,10 +35,11 @@ def class_folders(root: Path, is_wanted: Callable[[Path], bool], what: str) -> F
     Beside `train`, a folder `test` is the test part, or else one named `val`, `valid`,
     `validation` or `dev`; where there is none, a fifth of each class is held out by a fixed seed.
     Capitals do not matter. Files that are wanted in other folders beside `train`, or in folders
-    within a class folder, are refused.
+    within a class folder, are refused; of those in no class folder there is a note.
     """
     parts = _parts(root)
     notes = _beside(root, parts, is_wanted, what) if parts else ()
+    notes += _loose([root, *parts.values()], is_wanted, what)
     train_root = parts.get("train", root)
     classes = _class_names(train_root)
     train = _files(train_root, classes, is_wanted, what)
@@ -64,6 +65,17 @@ def _beside(
                 f"used; move it elsewhere, or name it test; {LAYOUT}"
             )
     return tuple(f"{root.name}: its folder {folder.name} is not used" for folder in others)
+
+
+def _loose(folders: list[Path], is_wanted: Callable[[Path], bool], what: str) -> tuple[str, ...]:
+    """A note of each folder with files that are wanted beside its class folders."""
+    found = {folder: [p for p in sorted(folder.iterdir()) if is_wanted(p)] for folder in folders}
+    return tuple(
+        f"{folder.name}: {what} in no class folder are not used ({len(files):,}, such as "
+        f"{files[0].name})"
+        for folder, files in found.items()
+        if files
+    )
 
 
 def _within(folder: Path, is_wanted: Callable[[Path], bool]) -> Path | None:
