@@ -2,14 +2,16 @@
 
     python -m tools.finetuning --data DIR --minutes 8 --out results/h200/finetuning.json
 
-Three networks are trained by us: a residual network, a small ConvNeXt and a MobileNet, the last two
+Networks that are trained by us: a residual one, a small ConvNeXt and MobileNets, all but the first
 with depthwise convolutions, which are converted or left. Arms, each an entry of the result with the
 test error after every epoch, the 0th before any step:
 
     plain                          to its best, --epochs
     plain, further                 the control: as many epochs more as a converted network gets
-    SIMILARITY[, calibrated][, depthwise left], further      converted from plain, --further epochs
-    SIMILARITY[, depthwise left], scratch                    converted when new, --epochs
+    SIMILARITY[, calibrated][, CHOICE], further      converted from plain, --further epochs
+    SIMILARITY[, CHOICE], scratch                    converted when new, --epochs
+
+CHOICE: depthwise left, where there are such layers; norms dropped, where there are none.
 
 Ends when all arms are made or the time is up; given again it makes what is missing. An arm that the
 time cuts short is begun again. The trained plain networks stay in --work. With --dataset mnist it
@@ -89,8 +91,8 @@ def convnext(width: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(size, 10))
 
 
-def mobilenet(width: int) -> nn.Sequential:
-    """Inverted bottlenecks: 1×1 to four times the channels, depthwise 3×3, 1×1 back."""
+def mobilenet(width: int, size: int = 3) -> nn.Sequential:
+    """Inverted bottlenecks: 1×1 to four times the channels, depthwise, 1×1 back."""
     layers: list[nn.Module] = [*_conv(3, width, 3), nn.ReLU6()]
     before = width
     for stage in range(3):
@@ -99,16 +101,20 @@ def mobilenet(width: int) -> nn.Sequential:
             inside = 4 * before
             body = nn.Sequential(
                 *_conv(before, inside, 1), nn.ReLU6(),
-                *_conv(inside, inside, 3, stride, inside), nn.ReLU6(), *_conv(inside, after, 1),
+                *_conv(inside, inside, size, stride, inside), nn.ReLU6(), *_conv(inside, after, 1),
             )  # fmt: skip
             layers.append(Residual(body) if before == after and stride == 1 else body)
             before = after
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 10))
 
 
-TITLES = {"convnext": "ConvNeXt (7×7)", "mobilenet": "MobileNet (3×3)", "resnet": "residual"}
+TITLES = {
+    "resnet": "residual", "convnext": "ConvNeXt (7×7)", "mobilenet": "MobileNet (3×3)",
+    "mobilenet5": "MobileNet (5×5)",
+}  # fmt: skip
 NETWORKS: dict[str, Callable[[int], nn.Sequential]] = {
     "resnet": resnet, "convnext": convnext, "mobilenet": mobilenet,
+    "mobilenet5": partial(mobilenet, size=5),
 }  # fmt: skip
 
 
@@ -188,20 +194,27 @@ class Arms:
         yield "plain", self.plain
         if not self.a.scratch:
             yield "plain, further", partial(self.further, {})
-        has_depthwise = any(getattr(m, "groups", 1) > 1 for m in self.new().modules())
-        lefts = (False, True) if has_depthwise else (False,)
         for similarity in ("cosine", "pearson"):
-            for left in lefts:
-                options = {"similarity": similarity, "depthwise": not left}
-                tail = ", depthwise left" if left else ""
+            for tail, choice in self.choices().items():
+                options = {"similarity": similarity, **choice}
                 for calibrated in () if self.a.scratch else (True, False):
                     told = f"{similarity}{', calibrated' if calibrated else ''}{tail}, further"
                     yield told, partial(self.further, options, calibrated)
+        for similarity in ("cosine", "pearson"):
+            for tail, choice in self.choices().items():
+                options = {"similarity": similarity, **choice}
                 yield f"{similarity}{tail}, scratch", partial(self.scratch, options)
+
+    def choices(self) -> dict[str, dict[str, bool]]:
+        """How the network is converted, by the end of an arm's name."""
+        if any(getattr(module, "groups", 1) > 1 for module in self.new().modules()):
+            return {"": {"depthwise": True}, ", depthwise left": {"depthwise": False}}
+        return {"": {}, ", norms dropped": {"drop_norms": True}}
 
     def new(self) -> nn.Module:
         torch.manual_seed(self.a.seed)
-        return NETWORKS[self.name](self.a.width).to(self.images.x.device)
+        network = NETWORKS[self.name](self.a.width).to(self.images.x.device)
+        return network.to(memory_format=torch.channels_last)
 
     def plain(self) -> list[float]:
         network = self.new()
