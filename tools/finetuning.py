@@ -220,7 +220,7 @@ class Arms:
         network = self.new()
         errors = self._trained(network, self.a.epochs, self.a.lr)
         self.a.work.mkdir(parents=True, exist_ok=True)
-        save_file(network.state_dict(), self.place)
+        save_file({k: v.contiguous() for k, v in network.state_dict().items()}, self.place)
         return errors
 
     def further(self, options: dict[str, Any], calibrated: bool = False) -> list[float]:
