@@ -218,6 +218,110 @@ def test_tied_weights_are_in_one_group_once():
     assert [len(group["params"]) for group in param_groups(model, 0.1)] == [1]
 
 
+class Tied(nn.Module):
+    """A word embedding whose weight is the head's too."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.body, self.head = (
+            nn.Embedding(9, 6),
+            PearsonLinear(6, 6),
+            CosineLinear(6, 9),
+        )
+        self.head.weight = self.words.weight
+
+    def forward(self, x):
+        return self.head(self.body(self.words(x)))
+
+
+def shared(first, second):
+    second.weight = first.weight
+    return nn.Sequential(first, second)
+
+
+@pytest.mark.parametrize(
+    ("make", "stays"),
+    [
+        (Tied, "head.weight"),
+        (lambda: shared(CosineLinear(6, 6, bias=True), CosineLinear(6, 6, bias=True)), "0.weight"),
+        (lambda: shared(CosineLinear(6, 6), PearsonLinear(6, 6)), "0.weight"),
+        (lambda: shared(CosineLinear(6, 6), nn.Linear(6, 6)), "0.weight"),
+        (lambda: shared(BatchNormLinear(6, 6), BatchNormLinear(6, 6)), "0.weight"),
+        (lambda: shared(CosineLinear(6, 6), CosineLinear(6, 6)), None),
+        (lambda: shared(PearsonLinear(6, 6, scale=2.0), PearsonLinear(6, 6)), None),
+    ],
+)
+def test_weights_that_are_shared(make, stays):
+    """They are projected where one change suits all that have them, else left, and decay."""
+    model = filled(make()).eval()
+    x = torch.randint(9, (5, 4)) if isinstance(model, Tied) else torch.randn(5, 6).double()
+    before, old = model(x), copy.deepcopy(dict(model.named_parameters()))
+    project(model)
+    torch.testing.assert_close(model(x), before, rtol=1e-12, atol=1e-12)
+    moved = {name for name, p in model.named_parameters() if not torch.equal(p, old[name])}
+    decayed = {
+        p for group in param_groups(model, 0.1) if group["weight_decay"] for p in group["params"]
+    }
+    if stays is None:
+        assert moved and not decayed
+    else:
+        kept = model.get_parameter(stays)
+        assert kept in decayed
+        assert not any(model.get_parameter(name) is kept for name in moved)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_statistics_of_batch_norms_go_along(bias):
+    torch.manual_seed(0)
+    layer, x = filled(BatchNormLinear(6, 4, bias=bias)), torch.randn(50, 6).double()
+    for _ in range(20):
+        layer(x)
+    layer.eval()
+    before = layer(x)
+    project(layer)
+    assert float(layer.weight.detach().norm(dim=1).max()) == pytest.approx(1)
+    torch.testing.assert_close(layer(x), before, rtol=1e-4, atol=1e-4)
+
+
+def test_a_frozen_bias_holds_its_layer():
+    layer = CosineLinear(3, 2, bias=True)
+    layer.bias.requires_grad_(False)
+    before = copy.deepcopy(layer.state_dict())
+    project(layer)
+    assert all(torch.equal(layer.state_dict()[key], before[key]) for key in before)
+
+
+def test_weights_that_are_computed_or_not_there():
+    model = nn.Sequential(
+        nn.Linear(3, 3), torch.nn.utils.parametrizations.weight_norm(CosineLinear(3, 2))
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for call in (lambda: project(model), lambda: project_after_step(optimizer, model)):
+        with pytest.raises(ValueError, match="1 computes its own by a parametrization: call"):
+            call()
+    assert effective_lr(model, optimizer) == {}
+    absent = nn.Sequential(CosineLinear(3, 2, device="meta"))
+    optimizer = torch.optim.SGD(absent.parameters(), lr=0.1)
+    calls = (
+        lambda: project(absent), lambda: effective_lr(absent, optimizer),
+        lambda: translated_lr(absent, 0.1, torch.empty(2, 3, device="meta")),
+    )  # fmt: skip
+    for call in calls:
+        with pytest.raises(ValueError, match="must be in memory; those of 0 are not yet: load"):
+            call()
+    assert len(param_groups(absent, 0.1)) == 1
+    with pytest.raises(ValueError, match=r"0\.weight has none yet: run the model on a batch first"):
+        param_groups(nn.Sequential(nn.LazyLinear(3)), 0.1)
+
+
+def test_a_batch_without_rows_and_no_batch():
+    model = nn.Sequential(CosineLinear(5, 2))
+    with pytest.raises(ValueError, match=r"0 got an input of shape \(0, 5\): pass a batch"):
+        translated_lr(model, 0.1, torch.zeros(0, 5))
+    with pytest.raises(TypeError, match="input must be a tensor"):
+        translated_lr(model, 0.1, "x")
+
+
 @pytest.mark.parametrize("wrong", [-0.1, float("nan"), "0.1"])
 def test_a_decay_that_is_none(wrong):
     with pytest.raises(ValueError, match="weight_decay must be a number of at least 0; got"):

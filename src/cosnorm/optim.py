@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils import parametrize
 from torch.utils.hooks import RemovableHandle
 
 from cosnorm.nn.baselines import _Batch, _Weight
@@ -44,7 +47,8 @@ def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Parameter groups for any optimiser of torch: what decays, and what is spared.
 
     Spared are the weights (and biases) of scale-free layers, and every parameter of fewer than two
-    dimensions: other biases, gains, learned scales.
+    dimensions: other biases, gains, learned scales. A weight that another module has too, such as
+    an embedding tied to a head, decays: there its length counts.
 
     >>> from cosnorm.nn import PearsonLinear
     >>> model = nn.Sequential(PearsonLinear(8, 4), nn.Linear(4, 2))
@@ -54,7 +58,13 @@ def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     _check_model(model)
     if not (isinstance(weight_decay, int | float) and 0 <= weight_decay < math.inf):
         raise ValueError(f"weight_decay must be a number of at least 0; got {weight_decay!r}")
-    free = {parameter for layer in scale_free(model).values() for parameter in _vectors(layer)}
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise ValueError(
+                f"the parameters of model must have shapes; {name} has none yet: run the model on "
+                "a batch first"
+            )
+    free = {parameter for layer in _alone(model).values() for parameter in _vectors(layer)}
     groups: dict[float, list[nn.Parameter]] = {float(weight_decay): [], 0.0: []}
     for parameter in model.parameters():
         is_spared = parameter in free or parameter.dim() < 2
@@ -66,12 +76,13 @@ def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 def project(model: nn.Module) -> None:
     """Give the weight vectors of scale-free layers length one; what the model computes stays.
 
-    In place, but for vectors without a direction and parameters that are not trained. With a bias,
-    which is an entry more of a similarity layer's vectors, both are scaled. The vectors of Pearson
-    layers lose their mean.
+    In place, but for vectors without a direction, parameters that are not trained, and weights that
+    other modules have too (an embedding tied to a head). With a bias, which is an entry more of a
+    similarity layer's vectors, both are scaled. The vectors of Pearson layers lose their mean. The
+    running statistics of batch norm blocks go along; their eps counts for more or less then.
     """
-    for layer in scale_free(_check_model(model)).values():
-        if not layer.weight.requires_grad:
+    for layer in _projected(model).values():
+        if not all(vector.requires_grad for vector in _vectors(layer)):
             continue
         found, means = lengths(layer), _means(layer)
         factors, means = torch.where(found > 0, 1 / found, 1.0), torch.where(found > 0, means, 0.0)
@@ -79,6 +90,54 @@ def project(model: nn.Module) -> None:
         _move(layer.weight, *spread)
         if len(_vectors(layer)) > 1:
             _move(layer.bias, means, factors)
+        for norm in layer.children():
+            if isinstance(norm, _BatchNorm) and norm.running_mean is not None:
+                shift = 0 if getattr(layer, "bias", None) is None else layer.bias.double()
+                norm.running_mean.copy_((norm.running_mean.double() - shift) * factors + shift)
+                norm.running_var.copy_(norm.running_var * factors.square())
+
+
+def _projected(model: nn.Module) -> dict[str, Any]:
+    """The layers whose vectors `project` gives length one; raises where it cannot."""
+    layers = _alone(_check_model(model))
+    for name, layer in layers.items():
+        if parametrize.is_parametrized(layer):
+            raise ValueError(
+                f"the weights that are projected must be parameters; {name} computes its own by a "
+                "parametrization: call torch.nn.utils.parametrize.remove_parametrizations first"
+            )
+        _check_in_memory(name, layer)
+    return layers
+
+
+def _alone(model: nn.Module) -> dict[str, Any]:
+    """The scale-free layers whose vectors are nobody else's, or of layers just like them; of those
+    that share them, the first.
+    """
+    holders: dict[Any, list[nn.Module]] = {}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                holders.setdefault(parameter, []).append(module)
+    layers = scale_free(model)
+    found = {}
+    for name, layer in layers.items():
+        others = [m for vector in _vectors(layer) for m in holders.get(vector, ())]
+        if all(m in layers.values() and _like(m) == _like(layer) for m in others):
+            found.setdefault(_like(layer), (name, layer))
+    return dict(found.values())
+
+
+def _like(layer: Any) -> tuple:
+    """What two layers must have in common for one change of their vectors to suit both."""
+    if parametrize.is_parametrized(layer) or _has_batch_norm(layer):
+        return (layer,)
+    kinds = (_is_centered(layer), getattr(layer, "transposed", False), getattr(layer, "groups", 1))
+    return (*map(id, _vectors(layer)), *kinds)
+
+
+def _has_batch_norm(layer: nn.Module) -> bool:
+    return any(isinstance(module, _BatchNorm) for module in layer.children())
 
 
 def _move(parameter: Tensor, means: Tensor, factors: Tensor) -> None:
@@ -97,15 +156,15 @@ def project_after_step(optimizer: torch.optim.Optimizer, model: nn.Module) -> Re
     """
     inner = _innermost(optimizer)
     updated = {p for group in inner.param_groups for p in group["params"]}
-    layers = scale_free(_check_model(model))
+    layers = _projected(model)
     if not any(layer.weight in updated for layer in layers.values()):
         raise ValueError(
-            "the optimiser must update the weights of scale-free layers of the model; it updates "
-            f"none of {len(layers)}: make it from this model's parameters, after conversion"
+            "the optimiser must update weights of scale-free layers of the model that no other "
+            f"module has; it updates none of {len(layers)}: make it from this model's parameters, "
+            "after conversion"
         )
-    handle = inner.register_step_post_hook(lambda *_: project(model))
     project(model)
-    return handle
+    return inner.register_step_post_hook(lambda *_: project(model))
 
 
 def _innermost(optimizer: Any) -> torch.optim.Optimizer:
@@ -120,6 +179,15 @@ def _innermost(optimizer: Any) -> torch.optim.Optimizer:
     return optimizer
 
 
+def _check_in_memory(name: str, layer: Any) -> None:
+    for vector in _vectors(layer):
+        if vector.is_meta or isinstance(vector, UninitializedParameter):
+            raise ValueError(
+                f"the weights of model must be in memory; those of {name} are not yet: load them, "
+                "or run the model on a batch first"
+            )
+
+
 def _check_model(model: Any) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module; got {type(model).__name__} {model!r}")
@@ -128,7 +196,8 @@ def _check_model(model: Any) -> nn.Module:
 
 @torch.no_grad()
 def effective_lr(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, float]:
-    """`lr/|w|²` of every scale-free layer, mean over its outputs: a number to log.
+    """`lr/|w|²` of every scale-free layer whose weight the optimiser updates, mean over its
+    outputs: a number to log.
 
     Vectors without a direction (zero, for Pearson constant) never turn, and count as 0.
 
@@ -139,10 +208,12 @@ def effective_lr(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
     """
     groups = _innermost(optimizer).param_groups
     rates = {p: group["lr"] for group in groups for p in group["params"]}
+    layers = scale_free(_check_model(model))
+    updated = {name: layer for name, layer in layers.items() if layer.weight in rates}
+    for name, layer in updated.items():
+        _check_in_memory(name, layer)
     return {
-        name: turning(lengths(layer), float(rates[layer.weight]))
-        for name, layer in scale_free(_check_model(model)).items()
-        if layer.weight in rates
+        name: turning(lengths(layer), float(rates[layer.weight])) for name, layer in updated.items()
     }
 
 
@@ -175,6 +246,14 @@ def translated_lr(model: nn.Module, lr: float, *inputs: Any, **options: Any) -> 
     def look(name: str) -> Any:
         def looked(layer: Any, arguments: Any, named: Any) -> None:
             x = arguments[0] if arguments else named["input"]
+            if not isinstance(x, Tensor):  # the layer will say so
+                return
+            _check_in_memory(name, layer)
+            if not x.numel():
+                raise ValueError(
+                    f"the batch must have rows; {name} got an input of shape {tuple(x.shape)}: "
+                    "pass a batch as the model is trained on"
+                )
             x2 = float(x.double().square().mean()) * _entries(layer)
             w2 = float(lengths(layer).square().mean())
             scale = getattr(layer, "scale", None)
