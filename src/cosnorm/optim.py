@@ -91,7 +91,11 @@ def project(model: nn.Module) -> None:
         if len(_vectors(layer)) > 1:
             _move(layer.bias, means, factors)
         for norm in layer.children():
-            if isinstance(norm, _BatchNorm) and norm.running_mean is not None:
+            if (
+                isinstance(norm, _BatchNorm)
+                and norm.running_mean is not None
+                and norm.running_var is not None
+            ):
                 shift = 0 if getattr(layer, "bias", None) is None else layer.bias.double()
                 norm.running_mean.copy_((norm.running_mean.double() - shift) * factors + shift)
                 norm.running_var.copy_(norm.running_var * factors.square())

@@ -180,6 +180,50 @@ def test_where_a_norm_goes_its_size_is_kept():
     torch.testing.assert_close(size, torch.full((4,), 2.5), rtol=1e-3, atol=0)
 
 
+def test_what_a_norm_of_no_gain_made_zero_stays_zero_and_learns():
+    class Branch(nn.Module):
+        def __init__(self, gains):
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
+            self.norm.weight.data = torch.tensor(gains)
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.head(self.norm(input=self.conv(x)).mean((2, 3)) + x.sum())
+
+    x = torch.randn(16, 3, 6, 6)
+    for gains in ([0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0]):
+        model = Branch(gains)
+        cosnorm.convert(model, "cosine", drop_norms=True, calibrate=x)
+        size = model.conv(x).square().mean((0, 2, 3)).sqrt()
+        torch.testing.assert_close(size, torch.tensor(gains), rtol=1e-3, atol=0)
+        F.cross_entropy(model(x), torch.arange(16) % 3).backward()
+        assert bool((model.conv.scale.grad != 0).all())
+
+
+class Held:
+    """What copy.deepcopy can't make another of."""
+
+    def __deepcopy__(self, memo):
+        raise TypeError("cannot pickle it")
+
+
+@pytest.mark.parametrize("argument", ["example", "calibrate"])
+def test_models_that_no_copy_can_be_made_of(argument):
+    model, x = nn.Sequential(nn.Linear(4, 4)), torch.randn(8, 4)
+    model.held = Held()
+    told = (
+        f"{argument} works on a copy of the model, .* it raised TypeError: cannot pickle it; leave"
+    )
+    with pytest.raises(ValueError, match=told):
+        cosnorm.convert(model, **{argument: x})
+    absent = nn.Sequential(nn.Linear(4, 4, device="meta"))
+    told = rf"{argument} runs the model, whose weights must be in memory; 0\.weight is on the meta"
+    with pytest.raises(ValueError, match=told):
+        cosnorm.convert(absent, **{argument: x})
+    assert type(model[0]) is type(absent[0]) is nn.Linear
+
+
 def test_a_frozen_layer_gets_a_frozen_scale():
     model = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.ReLU(), nn.Linear(4, 2))
     cosnorm.convert(model, calibrate=torch.randn(8, 4))
@@ -202,5 +246,7 @@ def test_what_was_converted_is_not_calibrated_again():
 
 
 def test_a_batch_without_rows():
-    with pytest.raises(ValueError, match="have no finite size: pass a batch with rows"):
+    with pytest.raises(
+        ValueError, match="no finite size: pass a batch as the model is trained on, with rows"
+    ):
         cosnorm.convert(nn.Sequential(nn.Linear(4, 2)), calibrate=torch.randn(0, 4))

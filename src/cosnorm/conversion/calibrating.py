@@ -19,7 +19,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from cosnorm.conversion.layers import graft
 from cosnorm.conversion.norm_kinds import vanish
-from cosnorm.conversion.trial import Example, arguments_of, leave_fast_path
+from cosnorm.conversion.trial import (
+    Example,
+    arguments_of,
+    check_in_memory,
+    copy_of,
+    leave_fast_path,
+)
 from cosnorm.nn import CosineLinear
 
 Moments = tuple[Tensor, Tensor]
@@ -37,7 +43,8 @@ class _Rehearsal:
 
     def __init__(self, model: nn.Module, batch: Example) -> None:
         self.arguments, self.options = arguments_of(batch, "calibrate")
-        self.copy = copy.deepcopy(model).eval()
+        check_in_memory(model, "calibrate")
+        self.copy = copy_of(model, copy.deepcopy, "calibrate").eval()
         pairs = zip(model.modules(), self.copy.modules(), strict=True)
         self.of = dict(pairs)  # the copy of each module
         for module in self.copy.modules():
@@ -48,8 +55,10 @@ class _Rehearsal:
                 module.training, module.momentum = True, 1.0  # pyright: ignore
 
     def run(self, hooks: Mapping[nn.Module, Callable[..., Any]]) -> None:
-        """Call the copy, with a forward hook on some of its modules."""
-        handles = [module.register_forward_hook(hook) for module, hook in hooks.items()]
+        """Call the copy, with a hook on some of its modules: (module, arguments, options, y)."""
+        handles = [
+            module.register_forward_hook(hook, with_kwargs=True) for module, hook in hooks.items()
+        ]
         try:
             with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
                 warnings.simplefilter("ignore")
@@ -70,7 +79,7 @@ def calibrated(model: nn.Module, plan: Any, batch: Example) -> Calibration:
     """The scales of the layers that `plan` converts, and the statistics of batch norms after it.
 
     plan: a `cosnorm.conversion.planning.Plan`. Layers that the batch does not run have no scale,
-    nor have those whose outputs were all zero.
+    nor have those that are initialised anew.
 
     Raises ValueError for a batch that the model does not take or that gives no finite numbers, and
     for one that runs none of the layers.
@@ -104,14 +113,14 @@ def _sizes_before(rehearsal: _Rehearsal, plan: Any) -> dict[nn.Module, Tensor]:
     makers = WeakTensorKeyDictionary()  # the layer of each output
 
     def noted(original: nn.Module) -> Callable[..., None]:
-        def hook(layer: nn.Module, _: Any, output: Tensor) -> None:
+        def hook(layer: nn.Module, _: Any, __: Any, output: Tensor) -> None:
             makers[output] = original
             sizes.setdefault(original, _rms(output, layer))
 
         return hook
 
-    def replaced(norm: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        maker = makers.get(inputs[0])
+    def replaced(norm: nn.Module, inputs: tuple, options: dict[str, Any], output: Tensor) -> None:
+        maker = makers.get(next(iter((*inputs, *options.values()))))
         if maker is not None:
             sizes[maker] = _rms(output, rehearsal.of[maker])
 
@@ -128,9 +137,11 @@ def _sizes_before(rehearsal: _Rehearsal, plan: Any) -> dict[nn.Module, Tensor]:
             name = next(name for name, module in plan.names.items() if module is layer)
             raise ValueError(
                 f"calibrate must give finite activations; the outputs of {name} have no finite "
-                "size: pass a batch with rows, as the model is trained on"
+                "size: pass a batch as the model is trained on, with rows, of finite numbers, in a "
+                "dtype that holds them"
             )
-    return {layer: size for layer, size in sizes.items() if bool((size > 0).any())}
+    # What is initialised anew has no size of its own.
+    return {layer: size for layer, size in sizes.items() if layer not in plan.fresh}
 
 
 def _convert(rehearsal: _Rehearsal, plan: Any) -> None:
@@ -148,7 +159,7 @@ def _scaling(
 ) -> Callable[..., Tensor]:
     """A hook that finds a layer's scale when it first runs, and gives the scaled output."""
 
-    def hook(layer: nn.Module, _: Any, output: Tensor) -> Tensor:
+    def hook(layer: nn.Module, _: Any, __: Any, output: Tensor) -> Tensor:
         if original not in scales:
             scales[original] = _scale(wanted, _rms(output, layer), is_head)
         scale = scales[original].to(output.dtype)
@@ -158,12 +169,14 @@ def _scaling(
 
 
 def _scale(wanted: Tensor, found: Tensor, is_head: bool) -> Tensor:
-    """One number for a head, whose outputs are compared with each other; else one each."""
+    """One number for a head, whose outputs are compared with each other; else one each.
+
+    What was zero, as behind a norm whose gain is zero, stays zero; the scale learns all the same.
+    """
     total = wanted.square().mean().sqrt() / found.square().mean().sqrt().clamp_min(1e-12)
     if is_head:
         return total.reshape(1)
-    usable = (wanted > 0) & (found > 0)
-    return torch.where(usable, wanted / torch.where(usable, found, 1.0), total)
+    return torch.where(found > 0, wanted / torch.where(found > 0, found, 1.0), total)
 
 
 def _rms(output: Tensor, layer: nn.Module) -> Tensor:

@@ -12,6 +12,7 @@ from cosnorm.conversion.folded import FoldedConv, FoldedLinear, folded_step, fol
 from cosnorm.conversion.layers import (
     TransposedCosineLinear,
     TransposedPearsonLinear,
+    check_adapters,
     computed,
 )
 from cosnorm.conversion.trial import Example, Trial, try_out
@@ -70,8 +71,8 @@ def fold(
         An `Account` with an entry for every cosine layer.
 
     Raises:
-        TypeError, ValueError: if the model is no module or not in evaluation mode, does not take
-            the example, or the dtype is another. It is then as it was.
+        TypeError, ValueError: if the model is no module, not in evaluation mode or has adapters of
+            PEFT, does not take the example, or the dtype is another. It is then as it was.
 
     Example:
         >>> model = nn.Sequential(CosineLinear(8, 4)).eval()
@@ -80,6 +81,7 @@ def fold(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module; got {type(model).__name__}")
+    check_adapters(model, "folded without adapters", "call merge_and_unload first")
     _check_dtype(dtype)
     names = dict(model.named_modules(remove_duplicate=False))
     known = (*_LINEARS, *_CONVS, *_TRANSPOSED_CONVS)

@@ -72,6 +72,15 @@ class TransposedPearsonLinear(_Transposed, PearsonLinear):
     """`PearsonLinear` whose weight lies as (in, out): what transformers' `Conv1D` becomes."""
 
 
+def check_adapters(model: nn.Module, what: str, remedy: str) -> None:
+    """Raise ValueError for a model that PEFT has put its own modules into."""
+    for module in model.modules():
+        if type(module).__module__.partition(".")[0] == "peft":
+            raise ValueError(
+                f"model must be {what}; got a {type(module).__name__} of PEFT: {remedy}"
+            )
+
+
 def torch_layer(module: nn.Module) -> type[nn.Module] | None:
     """The layer of torch that a module is, or is a kind of."""
     return next((kind for kind in TORCH_LAYERS if isinstance(module, kind)), None)

@@ -1,7 +1,8 @@
 """What a conversion is going to do, settled before anything is changed."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from cosnorm.conversion.layers import (
 )
 from cosnorm.conversion.norm_kinds import is_norm
 from cosnorm.conversion.redundant_norms import Verdict, judge
+from cosnorm.conversion.restoring import Saved
 from cosnorm.conversion.selection import Skip, skipped, within
 from cosnorm.conversion.tracing import Reader
 from cosnorm.conversion.trial import Trial
@@ -87,7 +89,7 @@ class Plan:
             low, high = (float(end) for end in self.scales[layer].aminmax())
             about.append(f"learned scales from {low:.3g} to {high:.3g}")
         elif self.scales:
-            about.append("not calibrated: the batch does not run it, or its outputs are zero")
+            about.append("not calibrated: the batch does not run it, or it begins anew")
         norm = next((norm for norm, v in self.norms.items() if layer in v.unbiased), None)
         if norm is not None:
             about.append(f"its bias, which was zero, went with {_seen_from(name, first[norm])}")
@@ -124,8 +126,12 @@ def make_plan(
     drop_norms: bool,
     depthwise: bool | None,
     trial: Trial | None,
+    state: Any = None,
 ) -> Plan:
-    """Settle what happens to every module; raises for arguments that fit nothing."""
+    """Settle what happens to every module; raises for arguments that fit nothing.
+
+    state: of a model that was converted so before; what depends on weights and data is as there.
+    """
     names = dict(model.named_modules(remove_duplicate=False))
     untouched = _untouched(names, skipped(names, skip))
     centered = similarity == "pearson"
@@ -134,17 +140,41 @@ def make_plan(
     layers = dict.fromkeys(planned.values())
     reader = Reader(model, {*layers, *(module for module in names.values() if is_norm(module))})
     heads = chosen_heads(model, head, planned, reader)
+    saved = None if state is None else Saved(state, names)
     norms: dict[nn.Module, Verdict] = {}
     if drop_norms:
         untouchable = {names[name] for name in untouched}
-        norms = judge(reader, names, set(layers), centered, trial.ran if trial else ())
+        is_unbiased = None if saved is None else lambda layer: not saved.has_bias(layer)
+        ran = trial.ran if trial else ()
+        norms = judge(reader, names, set(layers), centered, ran, is_unbiased)
         norms = {norm: verdict for norm, verdict in norms.items() if norm not in untouchable}
+    if saved is not None:
+        return _as_saved(Plan(names, left, {}, {}, norms, set(), [], False), similarity, saved)
     unbiased = {layer for verdict in norms.values() for layer in verdict.unbiased}
     patterns = {m: template(m, similarity, heads.get(m), m not in unbiased) for m in layers}
     fresh = {layer for layer in layers if can_never_learn(layer, centered)}
     fast_paths = _fast_paths(names, set(patterns))
     looked = isinstance(head, str) and head == "auto"
     return Plan(names, left, patterns, heads, norms, fresh, fast_paths, looked)
+
+
+def _as_saved(plan: Plan, similarity: str, saved: Saved) -> Plan:
+    """The plan with the scales, biases and norms that the state has."""
+    for norm in plan.norms:
+        gone = saved.has_gone(norm)
+        if gone is not None:
+            reason = "it is not in the state" if gone else "a normalisation layer, in the state"
+            plan.norms[norm] = Verdict(gone, reason)
+    for layer in dict.fromkeys(m for name, m in plan.names.items() if name not in plan.left):
+        scale, place = saved.get(layer, "scale"), layer._parameters["weight"]
+        is_one = scale is not None and scale.numel() == 1
+        start = float(scale) if scale is not None and is_one else None
+        plan.patterns[layer] = template(layer, similarity, start, saved.has_bias(layer))
+        if start is not None:
+            plan.heads[layer] = start
+        elif scale is not None and place is not None:
+            plan.scales[layer] = scale.detach().to(place.device, copy=True)
+    return replace(plan, fast_paths=_fast_paths(plan.names, set(plan.patterns)))
 
 
 def _untouched(names: Mapping[str, nn.Module], skips: Mapping[str, str]) -> dict[str, str]:

@@ -5,7 +5,7 @@ difference to the converted layers into which alone they go: pearson(a·x + c·1
 and cos(a·x, w) = cos(x, w) for a > 0. The witness is a trace of the model; names are none.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from torch import fx, nn
@@ -31,11 +31,12 @@ def judge(
     planned: set[nn.Module],
     centered: bool,
     ran: Iterable[nn.Module] = (),
+    is_unbiased: Callable[[nn.Module], bool] | None = None,
 ) -> dict[nn.Module, Verdict]:
     """A verdict on each norm of a model; with several names or calls it must be free in each.
 
     planned: the layers that will be converted, `centered` as Pearson layers. ran: modules that are
-    known to run.
+    known to run. is_unbiased: whether a layer's bias is zero; None to look at it.
     """
     norms = {module for module in names.values() if is_norm(module)}
     calls: dict[nn.Module, list[Call] | None] = {}  # of each norm; None where there may be others
@@ -51,7 +52,9 @@ def judge(
     read = {norm for part in (reader.parts if norms else ()) for norm in _read_norms(part, norms)}
     elsewhere = Verdict(False, "a normalisation layer whose parameters are used elsewhere too")
     return {
-        norm: elsewhere if norm in read else _verdict(norm, calls.get(norm), centered)
+        norm: elsewhere
+        if norm in read
+        else _verdict(norm, calls.get(norm), centered, is_unbiased or _is_zero)
         for norm in norms
     }
 
@@ -74,7 +77,12 @@ def _norm_nodes(part: Part, norms: set[nn.Module]) -> Iterator[tuple[nn.Module, 
                 yield target, node
 
 
-def _verdict(norm: nn.Module, calls: list[Call] | None, centered: bool) -> Verdict:
+def _verdict(
+    norm: nn.Module,
+    calls: list[Call] | None,
+    centered: bool,
+    is_unbiased: Callable[[nn.Module], bool],
+) -> Verdict:
     features = width(norm)
     about = "what it follows" if features is None else "what it follows and goes into"
     unknown = Verdict(False, f"a normalisation layer; {about} could not be established")
@@ -87,7 +95,8 @@ def _verdict(norm: nn.Module, calls: list[Call] | None, centered: bool) -> Verdi
     after = [] if features is None else [targets(call, features) for call in calls]
     lists = [found for found in after if isinstance(found, list)]
     if len(lists) == len(calls) and any(lists):
-        return _before(norm, tuple(dict.fromkeys(m for found in lists for m in found)), centered)
+        into = tuple(dict.fromkeys(m for found in lists for m in found))
+        return _before(norm, into, centered, is_unbiased)
     facts = {*before, *(found for found in after if isinstance(found, Fact))}
     if Fact.CHANGED in facts:
         between = "between it and a converted layer the tensor is changed or used elsewhere"
@@ -107,7 +116,12 @@ def _behind(norm: nn.Module, layer: nn.Module) -> Verdict:
     return Verdict(True, "directly follows {}" + (f"; {rest} stay" if rest else ""), (layer,))
 
 
-def _before(norm: nn.Module, layers: tuple[nn.Module, ...], centered: bool) -> Verdict:
+def _before(
+    norm: nn.Module,
+    layers: tuple[nn.Module, ...],
+    centered: bool,
+    is_unbiased: Callable[[nn.Module], bool],
+) -> Verdict:
     """The verdict on a norm whose output goes only into `layers`."""
     into = "goes only into {}, but"
     if not is_even(norm):
@@ -118,7 +132,7 @@ def _before(norm: nn.Module, layers: tuple[nn.Module, ...], centered: bool) -> V
     if not centered and does != "scales":
         return Verdict(False, f"{into} it takes off the mean, which the cosine sees", layers)
     biased = [layer for layer in layers if layer._parameters.get("bias") is not None]
-    if not all(_is_zero(layer) for layer in biased):
+    if not all(is_unbiased(layer) for layer in biased):
         return Verdict(False, f"{into} beside a bias, not zero, the length of a row counts", layers)
     same = "makes no difference to {}, into which alone it goes"
     if biased:  # a similarity of n entries instead of n + 1, one of which was zero

@@ -8,9 +8,10 @@ from torch import nn
 from cosnorm.conversion.account import Account
 from cosnorm.conversion.calibrating import Moments, calibrated
 from cosnorm.conversion.heads import Head
-from cosnorm.conversion.layers import graft, set_scale
+from cosnorm.conversion.layers import check_adapters, graft, set_scale
 from cosnorm.conversion.norm_kinds import vanish
 from cosnorm.conversion.planning import make_plan
+from cosnorm.conversion.restoring import Saved, State, check_state
 from cosnorm.conversion.selection import Skip
 from cosnorm.conversion.trial import Example, leave_fast_path, try_out
 
@@ -27,6 +28,7 @@ def convert(
     depthwise: bool | None = None,
     example: Example | None = None,
     calibrate: Example | None = None,
+    state: State | None = None,
 ) -> Account:
     """Make the linear and convolution layers of a model cosine layers, in place.
 
@@ -56,14 +58,18 @@ def convert(
             scale, one for each output (one for all of a head), so that activations keep the size
             they had; the running statistics of batch norms become those of the batch. For a
             trained model that is to be trained further.
+        state: the state_dict of such a model that was converted before, with the same similarity,
+            skip, depthwise and drop_norms. The model becomes what that one was, scales, biases and
+            norms included, and gets its weights: how a converted model is loaded.
 
     Returns:
         An `Account` with an entry for every layer. Print it.
 
     Raises:
         ValueError, TypeError: for an unknown similarity, a skip or head name that matches nothing,
-            an example or a batch that the model does not take, or a model that is not a module or
-            already wrapped for parallel training or by PEFT. The model is then as it was.
+            an example or a batch that the model does not take, a state of another model, or a model
+            that is not a module or already wrapped for parallel training or by PEFT. The model is
+            then as it was.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
@@ -74,8 +80,11 @@ def convert(
     if not isinstance(depthwise, bool | None):
         raise TypeError(f"depthwise must be True, False or None; got {depthwise!r}")
     trial = None if example is None else try_out(model, example)
-    plan = make_plan(model, similarity, skip, head, drop_norms, depthwise, trial)
+    plan = make_plan(model, similarity, skip, head, drop_norms, depthwise, trial, state)
     statistics: dict[Any, Moments] = {}
+    if state is not None:
+        _check_alone(head, calibrate)
+        check_state(model, Saved(state, plan.names), plan.patterns, plan.dropped, plan.scales)
     if calibrate is not None:
         _check_one_start(head)
         plan.scales, statistics = calibrated(model, plan, calibrate)
@@ -95,6 +104,8 @@ def convert(
             buffer.copy_(value)
     for module in plan.fast_paths:
         leave_fast_path(module)
+    if state is not None:
+        model.load_state_dict(state, strict=False)  # tied tensors may be there by one name
     return account
 
 
@@ -112,13 +123,17 @@ def _checked(model: nn.Module, similarity: str, drop_norms: bool) -> nn.Module:
                 f"model must be converted before it is wrapped; got a {type(module).__name__}: "
                 "convert the module inside, then wrap it"
             )
-        if type(module).__module__.partition(".")[0] == "peft":
-            raise ValueError(
-                f"model must be converted before it gets adapters; got a {type(module).__name__} "
-                "of PEFT: convert the model without them, then call get_peft_model with "
-                "target_parameters"
-            )
+    check_adapters(
+        model, "converted before it gets adapters",
+        "convert the model without them, then call get_peft_model with target_parameters",
+    )  # fmt: skip
     return getattr(model, "_orig_mod", model)
+
+
+def _check_alone(head: Head, calibrate: Example | None) -> None:
+    if calibrate is not None or head != "auto":
+        name = "head" if calibrate is None else "calibrate"
+        raise ValueError(f"a state has its scales; got {name} besides: leave {name} out")
 
 
 def _check_one_start(head: Head) -> None:

@@ -1,7 +1,7 @@
 """A trial call: which modules of a model run, and which layers' weights other code reads."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -34,7 +34,8 @@ def try_out(model: nn.Module, example: Example) -> Trial:
     Raises TypeError for anything else, ValueError if the model does not take it.
     """
     arguments, options = arguments_of(example, "example")
-    twin = twin_of(model).eval()
+    check_in_memory(model, "example")
+    twin = copy_of(model, twin_of, "example").eval()
     trial = Trial(set(), set())
     for original, copied in zip(model.modules(), twin.modules(), strict=True):
         leave_fast_path(copied)
@@ -49,6 +50,26 @@ def try_out(model: nn.Module, example: Example) -> Trial:
             f"{error}; pass the input, a tuple of arguments or a dict of keyword arguments"
         ) from error
     return trial
+
+
+def copy_of(model: nn.Module, how: Callable[[nn.Module], nn.Module], name: str) -> nn.Module:
+    """A copy of the model; ValueError, which names the argument, for one that can't be copied."""
+    try:
+        return how(model)
+    except Exception as error:  # whatever an attribute does
+        raise ValueError(
+            f"{name} works on a copy of the model, which copy.deepcopy must make; it raised "
+            f"{type(error).__name__}: {error}; leave {name} out, or take off what can't be copied"
+        ) from error
+
+
+def check_in_memory(model: nn.Module, name: str) -> None:
+    for key, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise ValueError(
+                f"{name} runs the model, whose weights must be in memory; {key} is on the meta "
+                f"device: load them first, or leave {name} out"
+            )
 
 
 def arguments_of(example: Any, name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -1,0 +1,132 @@
+"""A converted model is loaded: what it became depends on weights and data, and its state tells."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import cosnorm
+
+
+class Blocks(nn.Module):
+    """A norm before each layer, another behind one, a branch that begins at zero, a head."""
+
+    def __init__(self, tied=False):
+        super().__init__()
+        self.first, self.one = nn.LayerNorm(8), nn.Linear(8, 8)
+        self.plain, self.two = nn.LayerNorm(8, elementwise_affine=False), nn.Linear(8, 8)
+        self.last, self.three = nn.LayerNorm(8), nn.Linear(8, 8)
+        self.batch = nn.BatchNorm1d(8)
+        self.head = nn.Linear(8, 5)
+        self.words = nn.Embedding(5, 8)
+        nn.init.zeros_(self.batch.weight)
+        if tied:
+            self.head.weight = self.words.weight
+
+    def forward(self, x):
+        h = x + self.words(x.argmax(1) % 5)
+        h = h + torch.tanh(self.one(self.first(h)))
+        h = h + torch.tanh(self.two(self.plain(h)))
+        h = h + self.batch(self.three(h)) + self.last(h)
+        return self.head(h)
+
+
+def trained(model, steps=3):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        x = torch.randn(16, 8)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), x.argmax(1) % 5).backward()
+        optimizer.step()
+    return model
+
+
+def same(one, other):
+    x = torch.randn(7, 8)
+    torch.testing.assert_close(one.eval()(x), other.eval()(x), rtol=0, atol=0)
+    return [type(m) for m in one.modules()] == [type(m) for m in other.modules()]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("unbiased", [False, True])
+@pytest.mark.parametrize("drop_norms", [False, True])
+@pytest.mark.parametrize("calibrate", [False, True])
+@pytest.mark.parametrize("similarity", ["cosine", "pearson"])
+def test_a_converted_model_comes_back(similarity, calibrate, drop_norms, unbiased, tied):
+    torch.manual_seed(0)
+    model = Blocks(tied)
+    if unbiased:  # so that pearson needs no norm before it
+        nn.init.zeros_(model.one.bias)
+        nn.init.zeros_(model.two.bias)
+    else:
+        trained(model)
+    options = {"similarity": similarity, "drop_norms": drop_norms}
+    cosnorm.convert(model, **options, calibrate=torch.randn(32, 8) if calibrate else None)
+    state = trained(model).state_dict()
+    again = Blocks(tied)
+    account = cosnorm.convert(again, **options, state=state)
+    assert same(again, model)
+    assert [again.one.scale is None, again.head.scale is None] == [not calibrate, False]
+    assert (again.one.bias is None) == (unbiased and drop_norms and similarity == "pearson")
+    for norm in ("first", "plain", "batch"):
+        assert type(getattr(again, norm)) is type(getattr(model, norm))
+    assert str(account)
+    before = copy.deepcopy(state)
+    trained(again)
+    assert all(torch.equal(state[key], before[key]) for key in before)  # not shared with it
+    if tied:
+        assert again.head.weight is again.words.weight
+        del state["head.weight"]  # as files have it
+        assert same(model, (m := Blocks(True), cosnorm.convert(m, **options, state=state))[0])
+
+
+def test_a_branch_that_began_at_zero():
+    model = Blocks()
+    cosnorm.convert(model, drop_norms=True, calibrate=torch.randn(32, 8))
+    again = Blocks()
+    cosnorm.convert(again, drop_norms=True, state=trained(model).state_dict())
+    assert same(again, model) and model.three.scale.shape == (8,)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda s: s.pop("one.weight"), r"it lacks one\.weight$"),
+        (lambda s: s.update(more=torch.ones(1)), "it has beside it more$"),
+        (
+            lambda s: s.update({"one.bias": torch.ones(3)}),
+            r"has one\.bias \(3,\) instead of \(8,\)",
+        ),
+        (
+            lambda s: s.update({"one.scale": torch.ones(3)}),
+            r"has one\.scale \(3,\) instead of \(8,\)",
+        ),
+        (dict.clear, r"it lacks .*, \d+ more$"),
+    ],
+)
+def test_a_state_that_does_not_fit_changes_nothing(change, told):
+    model = Blocks()
+    cosnorm.convert(model, calibrate=torch.randn(32, 8))
+    state = dict(model.state_dict())
+    change(state)
+    again = Blocks()
+    before = copy.deepcopy(again.state_dict())
+    with pytest.raises(ValueError, match=told):
+        cosnorm.convert(again, state=state)
+    assert type(again.one) is nn.Linear
+    assert all(torch.equal(t, before[key]) for key, t in again.state_dict().items())
+
+
+@pytest.mark.parametrize("wrong", ["model.safetensors", [1], {1: torch.ones(1)}])
+def test_what_is_no_state(wrong):
+    with pytest.raises(TypeError, match="state must be a state_dict, tensors by name; got"):
+        cosnorm.convert(Blocks(), state=wrong)
+
+
+def test_scales_come_from_one_place():
+    state = Blocks().state_dict()
+    for name, value in {"calibrate": torch.randn(8, 8), "head": None}.items():
+        with pytest.raises(ValueError, match=f"got {name} besides: leave {name} out"):
+            cosnorm.convert(Blocks(), state=state, **{name: value})
