@@ -120,7 +120,7 @@ def test_a_kernel_that_cannot_be_built_is_told_of_once(monkeypatch):
     x, w = torch.randn(3, 6), torch.randn(4, 6, requires_grad=True)
     want = F.cosine_linear(x, w)
     monkeypatch.setattr(triton, "_touch", Refuses())
-    triton._works.cache_clear()
+    triton._working.clear()
     before = backend.set_backend("triton")
     try:
         with pytest.warns(UserWarning, match=r"RuntimeError: Failed to find C compiler\.$"):
@@ -130,8 +130,23 @@ def test_a_kernel_that_cannot_be_built_is_told_of_once(monkeypatch):
             again = F.cosine_linear(x, w)
     finally:
         backend.set_backend(before)
-        triton._works.cache_clear()
+        triton._working.clear()
     assert torch.equal(got, want) and torch.equal(again, want)
+
+
+def test_a_want_of_memory_may_pass(monkeypatch):
+    pytest.importorskip("triton")
+    from cosnorm.ops import triton
+
+    class Full:
+        def __getitem__(self, grid):
+            raise torch.OutOfMemoryError("full")
+
+    device = torch.device("cpu")
+    monkeypatch.setattr(triton, "_working", {})
+    monkeypatch.setattr(triton, "_touch", Full())
+    assert not triton._works(device)
+    assert triton._working == {}
 
 
 @pytest.mark.parametrize("kind", ["linear", "conv1d"])

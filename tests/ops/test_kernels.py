@@ -31,9 +31,14 @@ def triton_passes(monkeypatch):
     """All layers by Triton; every launch is given the addresses of its tensors, which are round."""
     launched = plan.Launch.__call__
 
+    kinds = {}
+
     def checked(launch, stream, addresses, tensors, *factors):
         found = tuple(None if t is None else t.data_ptr() for t in tensors)
         assert addresses == found and not any(at and at & 15 for at in found)
+        # A compiled kernel is called by addresses: it takes what its first call gave it.
+        dtypes = [None if t is None else t.dtype for t in tensors]
+        assert kinds.setdefault(launch, dtypes) == dtypes
         launched(launch, stream, addresses, tensors, *factors)
 
     monkeypatch.setattr(plan.Launch, "__call__", checked)
@@ -103,7 +108,8 @@ def kinds_of(made):
     kinds = {name for name in ("point", "thin", "lanes") if getattr(made, name)}
     kinds |= {"single"} if made.lanes and made.width == 1 else set()
     if not (made.point or made.thin or made.lanes):
-        kinds |= {"taps"} if made.taps else {"loop"}
+        passes = (made.launches["finish", True], made.launches["end_grad", True, True])
+        kinds |= {"taps" if launch._constants["TAPS"] else "loop" for launch in passes}
     return kinds
 
 
@@ -246,11 +252,27 @@ def test_more_shares_than_are_read_at_once(device, monkeypatch):
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("similarity", ["cosine", "pearson"])
 def test_more_taps_than_a_tile_holds(similarity, last, device, monkeypatch):
-    monkeypatch.setattr(tuning, "MOST_TAPS", 8)
+    monkeypatch.setattr(tuning, "WINDOW", 8)
     tensors = tensors_of((2, 3, 5, 4), (4, 3, 3, 3), True, None, device, torch.float32, last)
     spec = Spec(similarity, "relu", 1.0, Geometry((2, 1), (1, 1), (1, 1), 1))
-    assert "loop" in kinds_of(plan.plan_for(*tensors, spec))
+    assert kinds_of(plan.plan_for(*tensors, spec)) == {"loop"}
     check(spec, tensors, torch.float32)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("kernel", [3, 5, 7, 16])
+def test_tiles_stay_small_whatever_the_window(kernel, last):
+    """Of positions times taps: beyond that registers spill, and Triton compiles for minutes."""
+    for width in (1, 4, 16, 64, 512):
+        tensors = tensors_of((1, 3, 20, 20), (width, 3, kernel, kernel), False, None, "cpu",
+                             torch.float32, last)  # fmt: skip
+        made = plan.plan_for(
+            *tensors, Spec("pearson", None, 1.0, Geometry((1, 1), (0, 0), (1, 1), 1))
+        )
+        for launch in (made.launches["finish", True], made.launches["end_grad", True, True]):
+            constants = launch._constants
+            assert constants["TAPS"] * constants["BP"] <= 4096
+            assert constants["TAPS"] or kernel > 3 or width == 1
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -580,3 +602,40 @@ def test_some_gradients_alone(name, last, device):
         grads = torch.autograd.grad(y, [given[i] for i in wanted], seed)
         for i, grad in zip(wanted, grads, strict=True):
             torch.testing.assert_close(grad, whole[i], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("given", [torch.float32, torch.float16])
+@pytest.mark.parametrize("name", ["linear", "3×3", "1×1"])
+def test_autocast_in_backward_alone(name, given, device):
+    """As where a layer without autocast is part of a step with it: gradients are as without."""
+    sizes = ((5, 8), (6, 8)) if name == "linear" else CASES[name][:2]
+    geometry = None if name == "linear" else CASES[name].geometry
+    given = HALF[device] if given is torch.float16 else given
+    tensors = [t if t is None else t.to(given).requires_grad_()
+               for t in tensors_of(*sizes, True, "one", device, torch.float32)]  # fmt: skip
+    kind = Kind(Spec("pearson", None, 1.0, geometry))
+    seed = torch.randn_like(direct.call(*tensors, kind))
+
+    def grads(**autocast):
+        y = direct.call(*tensors, kind)
+        with torch.autocast(device, **autocast):
+            return torch.autograd.grad(y, tensors, seed)
+
+    plainly, other = grads(enabled=False), torch.bfloat16
+    if given is torch.bfloat16:
+        other = torch.float16
+    for got, want in zip(grads(dtype=other), plainly, strict=True):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("name", ["1×1", "depthwise", "3×3"])
+def test_gradients_of_weights_are_not_copied(name, last, monkeypatch):
+    """Of dimensions of size one strides say nothing, and products choose them as they like."""
+    case = CASES[name]
+    tensors = tensors_of(case.size, case.kernel, False, None, "cpu", torch.float32, last)
+    kind = Kind(Spec("cosine", None, 1.0, case.geometry))
+    seed = torch.randn_like(direct.call(*tensors, kind))
+    monkeypatch.delattr(triton, "_rows")
+    values_and_grads(lambda x, w: direct.call(x, w, None, None, kind), tensors[:2], seed)

@@ -1,3 +1,4 @@
+import json
 import pickle
 import re
 import subprocess
@@ -74,6 +75,16 @@ WHOLE = '{"network": "mlp", "shape": [6], "classes": 3, "recipe": %s, "sizes": {
 def test_a_damaged_folder(saved, name, content):
     (saved[1] / name).write_bytes(content)
     with pytest.raises(RunError, match="holds no network that save_pretrained wrote, or a damaged"):
+        HubNetwork.from_pretrained(saved[1])
+
+
+def test_sizes_that_the_weights_do_not_have_take_no_memory(saved):
+    place = saved[1] / "config.json"
+    config = json.loads(place.read_text())
+    config["sizes"]["width"] = 10**9  # 48 GB of weights, were they made
+    place.write_text(json.dumps(config))
+    told = r"is \[.*\] by config\.json and \[.*\] in model\.safetensors"
+    with pytest.raises(RunError, match=told):
         HubNetwork.from_pretrained(saved[1])
 
 

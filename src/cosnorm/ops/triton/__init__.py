@@ -6,8 +6,8 @@ plan knows is not asked again, and the passes are written one after the other, w
 """
 
 import warnings
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import triton
@@ -42,21 +42,45 @@ def _touch(x_ptr):
     triton.language.store(x_ptr, 1.0)
 
 
-@cache
+_working: dict[torch.device, bool] = {}
+
+
 def _works(device: torch.device) -> bool:
     """Whether Triton can build and run a kernel here; asked once for a device."""
+    if device in _working:
+        return _working[device]
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return True  # nothing can be asked now; what is captured has mostly run before
     try:
-        probe = torch.zeros(1, device=device)
-        with torch.cuda.device_of(probe):
-            _touch[1,](probe)
-        return bool(probe.item() == 1)
+        with _synchronising(device):
+            probe = torch.zeros(1, device=device)
+            with torch.cuda.device_of(probe):
+                _touch[1,](probe, enable_fp_fusion=True)  # pyright: ignore[reportCallIssue]
+            _working[device] = bool(probe.item() == 1)
+    except torch.OutOfMemoryError:
+        return False  # that may pass
     except Exception as fault:
+        _working[device] = False
         warnings.warn(
             f"Triton cannot run kernels on {device}, so torch computes the layers, more slowly: "
             f"{type(fault).__name__}: {str(fault).splitlines()[0] if str(fault) else ''}",
             stacklevel=2,
         )
-        return False
+    return _working[device]
+
+
+@contextmanager
+def _synchronising(device: torch.device) -> Iterator[None]:
+    """Let the host wait for the device, where the user has it forbidden (`set_sync_debug_mode`)."""
+    if device.type != "cuda":
+        yield
+        return
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode(0)
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 def _laid(x: Tensor, plan: Plan) -> Tensor:
@@ -154,7 +178,12 @@ def infer(
 
 
 def _product(plan: Plan, x: Tensor, v: Tensor, vb: Tensor | None) -> Tensor:
-    if plan.dtype is not x.dtype:  # float16 is float32 there, and autocast would cast it back
+    # A launch takes the dtypes of its first call. float16 is float32 in some products; autocast
+    # may be on where it was not, as in backward alone.
+    if plan.dtype is not x.dtype or (
+        torch.is_autocast_enabled(plan.kind)
+        and torch.get_autocast_dtype(plan.kind) is not plan.dtype
+    ):
         with full_precision(x):
             return _product(plan, x.to(plan.dtype), v, vb)
     if plan.convolution is not None:
@@ -185,7 +214,7 @@ def backward(
     x, w, b, s, dy = _laid(input, plan), weight, bias, scale, _laid(grad, plan)
     at_x, at_w, at_arena = x.data_ptr(), w.data_ptr(), arena.data_ptr()
     at_value = at_b = at_s = at_vb = at_shares = vb = shares = None
-    if at_w & 15 or w.stride() != plan.weight_stride:
+    if at_w & 15 or (w.stride() != plan.weight_stride and not plan.lies_as_weight(w)):
         w = _rows(w, plan)
         at_w = w.data_ptr()
     if at_arena & 15:
@@ -251,12 +280,12 @@ def _product_grad(
     plan: Plan, g: Tensor, x: Tensor, v: Tensor, fields: bool, units: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """dx₀, which lies as x does, and dv, as w."""
-    if plan.dtype is not x.dtype:
+    if plan.dtype is not x.dtype or torch.is_autocast_enabled(plan.kind):  # as in `_product`
         with full_precision(x):
             return _product_grad(plan, g, x.to(plan.dtype), v, fields, units)
     if plan.convolution is not None:
         dx, dv, _ = product_grad(g, x, v, plan.spec, (fields, units, False))
-        if dv is not None and dv.stride() != plan.weight_stride:
+        if dv is not None and dv.stride() != plan.weight_stride and not plan.lies_as_weight(dv):
             dv = _rows(dv, plan)
         return dx if dx is None else _laid(dx, plan), dv
     dx = torch.matmul(g, v) if fields else None

@@ -48,7 +48,9 @@ class Launch:
     every address is a multiple of 16.
     """
 
-    __slots__ = ("_constants", "_function", "_head", "_numbers", "_programs", "_rest", "_run")
+    __slots__ = (
+        "_constants", "_function", "_head", "_kernel", "_numbers", "_programs", "_rest", "_run",
+    )  # fmt: skip
 
     def __init__(self, function: Any, programs: int, numbers: Shape, **constants: Any) -> None:
         self._function, self._programs = function, programs
@@ -69,13 +71,13 @@ class Launch:
     def _by_triton(self, tensors: tuple, factors: tuple) -> None:
         arguments = (*tensors, *factors, *self._numbers)
         kernel = self._function[self._programs,](
-            *arguments, **self._constants, num_warps=tuning.WARPS
+            *arguments, **self._constants, num_warps=tuning.WARPS, enable_fp_fusion=True
         )
         if isinstance(kernel, CompiledKernel) and hasattr(kernel, "packed_metadata"):
             names = self._function.arg_names[len(arguments) :]
             self._rest = (*self._numbers, *(self._constants[name] for name in names))
             self._head = (kernel.function, kernel.packed_metadata, None, None, None)
-            self._run = kernel.run
+            self._run, self._kernel = kernel.run, kernel  # which unloads itself when nobody has it
 
 
 class Launches(dict[tuple, Launch]):
@@ -131,8 +133,15 @@ class Plan:
         self.lies = input.is_contiguous(memory_format=self.format)
         self.dense_rows = has_dense_rows(weight.shape, weight.stride())
         self.weight_stride = weight.stride() if self.dense_rows else dense(weight.shape)
+        self._counting = [i for i, n in enumerate(weight.shape) if n > 1]
         self.device, self.index, self.on_cuda = input.device, input.get_device(), input.is_cuda
+        self.kind = input.device.type
         self.several = self.on_cuda and torch.cuda.device_count() > 1
+
+    def lies_as_weight(self, tensor: Tensor) -> bool:
+        """Whether weights, or their gradient, lie as planned; sizes of one may have any stride."""
+        stride = tensor.stride()
+        return all(stride[i] == self.weight_stride[i] for i in self._counting)
 
     def _count(self, input: Tensor, weight: Tensor) -> None:
         spec, groups = self.spec, self.spec.groups
@@ -171,8 +180,7 @@ class Plan:
         self.lanes = self.last and groups > 1 and min(self.depth, self.width) < tuning.FEW
         self.thin = self.depth == 1 and not self.point
         taps = math.prod(self.kernel[:-1] if self.thin else self.kernel)
-        tiled = not self.lanes and self.width > 1 and taps <= tuning.MOST_TAPS
-        self.taps = tuning.power(taps) if tiled else 0
+        self.taps = 0 if self.lanes or self.width == 1 else tuning.power(taps)
         many = 2 if spec.centered else 1
         self.inner = self._sides[ROWS if self.thin else INPUT].positions * groups
         self.shift = many * self.maps + 2 * self.units
@@ -197,6 +205,10 @@ class Plan:
         }  # fmt: skip
         many = -(-groups // block.BC) if self.lanes else groups
         return (positions, space, channels), walk, -(-positions // block.BP) * many
+
+    def _taps(self, walk: dict[str, Any]) -> int:
+        """The window as a dimension of a tile, where that is small enough; 0 for a loop."""
+        return self.taps if self.taps * walk["BP"] <= tuning.WINDOW else 0
 
     def _window(self) -> tuple[list[int], list[int], list[int]]:
         """Sizes of the input, of the output, and the window, in three dimensions."""
@@ -239,8 +251,8 @@ class Plan:
         return Launch(
             kernels.finish, programs, numbers, CENTERED=self.spec.centered, BIAS=self.bias,
             ACT=act.code, KEEP=keep and not self.keeps_output, STORE=keep, SCALE=self.scale,
-            RAW=self.raw, POINT=self.point, THIN=self.thin, TAPS=self.taps, FOLDED=self.folded,
-            **walk,
+            RAW=self.raw, POINT=self.point, THIN=self.thin, TAPS=self._taps(walk),
+            FOLDED=self.folded, **walk,
         )  # fmt: skip
 
     def _start_grad(self, need_bias: bool, need_scale: bool) -> Launch:
@@ -279,7 +291,7 @@ class Plan:
         return Launch(
             kernels.end_grad, count, numbers, CENTERED=self.spec.centered, BIAS=self.bias,
             FIELDS=fields, UNITS=units, RAW=self.raw, LEAN=self.lean, POINT=self.point,
-            THIN=self.thin, TAPS=self.taps, BW=tuning.ROW, **walk,
+            THIN=self.thin, TAPS=self._taps(walk), BW=tuning.ROW, **walk,
         )  # fmt: skip
 
 
@@ -323,7 +335,7 @@ def plan_for(
 ) -> Plan:
     key = (
         spec, input.shape, input.stride(), input.dtype, weight.shape, weight.stride(), weight.dtype,
-        input.get_device(), None if bias is None else bias.stride(),
+        input.get_device(), None if bias is None else (bias.stride(), bias.dtype),
         None if scale is None else (scale.shape, scale.stride(), scale.dtype), folded,
     )  # fmt: skip
     plan = _plans.get(key)

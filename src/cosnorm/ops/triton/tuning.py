@@ -11,7 +11,8 @@ ELEMENTS = {
 WARPS = 4
 ROW = 2048  # entries of a weight vector that are read at once
 POSITIONS = 128  # of a tile whose positions are dense in memory
-MOST_TAPS = 256  # of a window that is a dimension of a tile
+WINDOW = 4096  # positions times taps of a tile whose third dimension is the window; with more,
+# registers spill, and the compiler takes minutes
 FEW = 32  # channels of a group below which a tile takes many groups
 SHARED = 64  # channels, at most, of a tile that leaves shares of what is summed over positions
 

@@ -1,9 +1,12 @@
 """The program's networks in the folder format of the Hugging Face Hub, from local folders alone."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from cosnorm.study.models import Recipe, build
@@ -18,7 +21,8 @@ except ModuleNotFoundError as error:
     ) from error
 
 _FILES = ("config.json", "model.safetensors")
-_PICKLES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"})
+_MOST_TOLD = 300  # letters of what another library says
+_PICKLES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib"})
 
 
 class HubNetwork(nn.Module, PyTorchModelHubMixin):
@@ -58,13 +62,29 @@ class HubNetwork(nn.Module, PyTorchModelHubMixin):
         _check(Path(folder))
         options |= {"local_files_only": True, "strict": True}  # not a choice
         try:
+            if differing := _differing(cls, Path(folder)):
+                raise ValueError(differing)
             return super().from_pretrained(str(folder), **options)
         except Exception as error:  # whatever a file can hold
-            why = str(error).splitlines()
+            why = " ".join(str(error).split())
             raise RunError(
                 f"{folder} holds no network that save_pretrained wrote, or a damaged one: "
-                f"{type(error).__name__}: {why[0] if why else ''}: save it again, or copy it anew"
+                f"{type(error).__name__}: {why[:_MOST_TOLD]}: save it again, or copy it anew"
             ) from error
+
+
+def _differing(kind: type[HubNetwork], folder: Path) -> str | None:
+    """Where config.json and the weights do not fit, told before any memory is taken for them."""
+    config = json.loads((folder / _FILES[0]).read_bytes())
+    with torch.device("meta"):
+        wanted = {key: list(t.shape) for key, t in kind(**config).state_dict().items()}
+    with safe_open(folder / _FILES[1], "pt") as file:
+        names = file.keys()
+        found = {key: file.get_slice(key).get_shape() for key in names}
+    for key in sorted(wanted.keys() | found.keys()):
+        if wanted.get(key) != found.get(key):
+            return f"{key} is {wanted.get(key)} by {_FILES[0]} and {found.get(key)} in {_FILES[1]}"
+    return None
 
 
 def _check(folder: Path) -> None:
