@@ -22,7 +22,6 @@ from cosnorm.conversion.norm_kinds import vanish
 from cosnorm.conversion.trial import (
     Example,
     arguments_of,
-    check_in_memory,
     copy_of,
     leave_fast_path,
 )
@@ -43,7 +42,7 @@ class _Rehearsal:
 
     def __init__(self, model: nn.Module, batch: Example) -> None:
         self.arguments, self.options = arguments_of(batch, "calibrate")
-        check_in_memory(model, "calibrate")
+        _check_in_memory(model)
         self.copy = copy_of(model, copy.deepcopy, "calibrate").eval()
         pairs = zip(model.modules(), self.copy.modules(), strict=True)
         self.of = dict(pairs)  # the copy of each module
@@ -189,6 +188,15 @@ def _dims(layer: nn.Module) -> int:
     """Of space, which come after the outputs."""
     is_linear = isinstance(layer, nn.Linear | CosineLinear) or not hasattr(layer, "kernel_size")
     return 0 if is_linear else len(layer.kernel_size)  # pyright: ignore[reportArgumentType]
+
+
+def _check_in_memory(model: nn.Module) -> None:
+    for key, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise ValueError(
+                f"calibrate runs the model, whose weights must be in memory; {key} is on the meta "
+                "device: load them first, or leave calibrate out"
+            )
 
 
 def _keeps_statistics(module: nn.Module) -> bool:

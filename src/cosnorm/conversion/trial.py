@@ -34,7 +34,6 @@ def try_out(model: nn.Module, example: Example) -> Trial:
     Raises TypeError for anything else, ValueError if the model does not take it.
     """
     arguments, options = arguments_of(example, "example")
-    check_in_memory(model, "example")
     twin = copy_of(model, twin_of, "example").eval()
     trial = Trial(set(), set())
     for original, copied in zip(model.modules(), twin.modules(), strict=True):
@@ -61,15 +60,6 @@ def copy_of(model: nn.Module, how: Callable[[nn.Module], nn.Module], name: str) 
             f"{name} works on a copy of the model, which copy.deepcopy must make; it raised "
             f"{type(error).__name__}: {error}; leave {name} out, or take off what can't be copied"
         ) from error
-
-
-def check_in_memory(model: nn.Module, name: str) -> None:
-    for key, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.is_meta:
-            raise ValueError(
-                f"{name} runs the model, whose weights must be in memory; {key} is on the meta "
-                f"device: load them first, or leave {name} out"
-            )
 
 
 def arguments_of(example: Any, name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
