@@ -41,7 +41,7 @@ html_theme_options = {
         "color-brand-visited": "#b3a4e0",
     },
 }
-pygments_style = "friendly"
+pygments_style = "a11y-high-contrast-light"
 pygments_dark_style = "github-dark"
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True

@@ -6,6 +6,7 @@ Once as the table is, areas near 1,000 beside smoothness near 0.1, and once with
 brought to mean 0 and deviation 1 by the training rows. Needs no data but scikit-learn's.
 """
 
+import argparse
 import json
 import statistics
 import sys
@@ -51,6 +52,7 @@ def where() -> str:
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0]).parse_args()
     from cosnorm.study import compare, configure
     from cosnorm.study.runs.environment import environment
 
@@ -67,6 +69,8 @@ def main() -> int:
             outcomes = compare(configs, storage=Path(work) / "runs")
             for config in configs:
                 summary: Any = outcomes[config.name].summary
+                if summary is None:
+                    return 1  # stopped
                 key = {"columns": variant, "method": config.method, "seed": config.seed}
                 rows.append({**key, "test_error_mean": summary["test_error_mean"]})
     lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
