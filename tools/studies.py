@@ -17,13 +17,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cosnorm.study.claims import STUDIES, study_named
 from cosnorm.study.runs.errors import InUseError
 from cosnorm.study.runs.storage import LocalStorage
 
 if TYPE_CHECKING:
+    from cosnorm.study.claims.study import Setting, Study
     from cosnorm.study.train.launchers import InProcess
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,13 +41,16 @@ def claims() -> str:
     """Every claim with what was found, and the figure."""
     parts = []
     for result in results():
-        setting = result["setting"]
+        name, setting, facts = result["study"], result["setting"], result["environment"]
+        place = f"{facts.get('gpu') or facts['cpu']}, torch {facts['torch']}"
+        place += f", commit {str(facts['commit'])[:7]}"
+        epochs, seeds = (counted(setting[key], key) for key in ("epochs", "seeds"))
+        less = "".join(f" --{key} {setting[key]}" for key in _smaller(name, setting))
         told = "\n".join(f"- {finding}" for finding in result["findings"])
         parts.append(
-            f"### {result['study']}\n\n*{result['claim']}* {setting['dataset']}, "
-            f"{setting['epochs']} epochs, {setting['seeds']} seeds; `cosnorm study "
-            f"{result['study']} --full --out runs/{result['study']}` repeats it.\n\n{told}\n\n"
-            f"![{result['study']}](figures/{result['study']}.png)"
+            f"### {name}\n\n*{result['claim']}* {setting['dataset']}, {epochs}, {seeds}"
+            f"{', fewer than planned' if less else ''} ({place}); `cosnorm study {name} --full"
+            f"{less} --out runs/{name}` repeats it.\n\n{told}\n\n![{name}](figures/{name}.png)"
         )
     missing = [name for name in STUDIES if name not in {r["study"] for r in results()}]
     if missing:
@@ -54,16 +58,29 @@ def claims() -> str:
     return "\n\n".join(parts)
 
 
+def counted(count: int, what: str) -> str:
+    """
+    >>> counted(1, "seeds")
+    '1 seed'
+    """
+    return f"{count} {what if count > 1 else what.removesuffix('s')}"
+
+
+def _smaller(name: str, setting: dict[str, Any]) -> list[str]:
+    plan = study_named(name).setting(True)
+    return [key for key in ("epochs", "seeds") if setting[key] != getattr(plan, key)]
+
+
 def make(name: str, arguments: argparse.Namespace) -> None:
     """One study, from what --done has of it and from runs that are made already."""
     from cosnorm.study.claims.study import conduct
 
-    study, work = study_named(name), _folder(name, arguments)
+    study, setting = _planned(name, arguments)
+    work = _folder(name, arguments)
     before = arguments.done / f"{name}.json"
     if before.exists() and not (work / before.name).exists():
         work.mkdir(parents=True, exist_ok=True)
         shutil.copy(before, work)
-    setting = study.setting(arguments.full, device=arguments.device)
     launcher = _launcher(arguments)
     conduct(study, setting, work, data_dir=arguments.data, launcher=launcher, tell=_tell)
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -77,10 +94,11 @@ def make_runs(names: Sequence[str], arguments: argparse.Namespace) -> None:
 
     launch = _launcher(arguments)
     for name in names:
-        study, folder = study_named(name), _folder(name, arguments)
+        study, setting = _planned(name, arguments)
+        folder = _folder(name, arguments)
         before = arguments.done / f"{name}.json"
         known = json.loads(before.read_text())["runs"] if before.exists() else []
-        for config in study.configs(study.setting(arguments.full, device=arguments.device)):
+        for config in study.configs(setting):
             job = Job(config, LocalStorage(folder / "runs" / label(config)))
             if label(config) in known or job.is_over:
                 continue
@@ -94,8 +112,12 @@ def make_runs(names: Sequence[str], arguments: argparse.Namespace) -> None:
 
 def _folder(name: str, arguments: argparse.Namespace) -> Path:
     """Where a study works: with those of its length, whose runs may be its own."""
-    epochs = study_named(name).setting(arguments.full).epochs
-    return arguments.work / f"{epochs}-epochs"
+    return arguments.work / f"{_planned(name, arguments)[1].epochs}-epochs"
+
+
+def _planned(name: str, arguments: argparse.Namespace) -> tuple["Study", "Setting"]:
+    study, a = study_named(name), arguments
+    return study, study.setting(a.full, device=a.device, epochs=a.epochs, seeds=a.seeds)
 
 
 def _launcher(arguments: argparse.Namespace) -> "InProcess":
@@ -121,6 +143,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--only", default=",".join(STUDIES), help="names, with commas between")
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
     parser.add_argument("--at-once", type=int, default=6, help="processes that make runs")
+    parser.add_argument("--epochs", type=int, help="where they are to be fewer than planned")
+    parser.add_argument("--seeds", type=int, help="where they are to be fewer than planned")
     parser.add_argument("--quick", dest="full", action="store_false", help="the small setting")
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)

@@ -68,6 +68,7 @@ def result_of(findings):
     ]  # fmt: skip
     setting = {"dataset": "mnist", "epochs": 20, "seeds": 3}
     told = {"study": "steadiness", "claim": "It is.", "setting": setting}
+    told["environment"] = {"cpu": "a CPU", "torch": "2", "commit": "abc"}
     return {**told, "findings": findings, "rows": rows}
 
 

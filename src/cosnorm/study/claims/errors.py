@@ -179,8 +179,8 @@ class Steadiness(_Errors):
         return told
 
     def panels(self, rows: Sequence[Row]) -> list[Panel]:
-        words = "seed", "variance of the test error"
-        return [panel_of(rows, "Steadiness", "seed", "variance", words, "y")]
+        words = "", "variance of the test error"
+        return [panel_of(rows, "Steadiness", "method", "variance", words, "y")]
 
 
 class Normalisation(_Errors):
@@ -211,10 +211,14 @@ class Normalisation(_Errors):
                 whole = len(errors) == len(here)
                 mean = f"{sum(errors) / len(errors):.2f} %" if whole else "diverges"
                 told.append(f"none at {lr:g}: {mean}.")
-        paper = [row for row in rows if row["method"] != "none" or row["lr"] == 0.1]
+        paper = self._paper(rows)
         for method in dict.fromkeys(row["method"] for row in paper if row["method"] != "none"):
             told.append(self._against(paper, method, tested))
         return told
+
+    def _paper(self, rows: Sequence[Row]) -> list[Row]:
+        """Every method at the rate of the paper's networks."""
+        return [row for row in rows if row["method"] != "none" or row["lr"] == 0.1]
 
     def _against(self, rows: Sequence[Row], method: str, tested: int) -> str:
         differences = paired(rows, "none", method, "test_error", lambda error: error)
@@ -232,11 +236,12 @@ class Normalisation(_Errors):
         )
 
     def panels(self, rows: Sequence[Row]) -> list[Panel]:
+        paper = self._paper(rows)
         return [
             panel_of(
                 rows, "Error against rate", "lr", "test_error", ("learning rate", _ERROR), "x"
             ),
-            panel_of(rows, "Every method", "seed", "test_error", ("seed", _ERROR)),
+            panel_of(paper, "Every method", "method", "test_error", ("", _ERROR)),
         ]
 
 

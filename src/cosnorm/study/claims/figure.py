@@ -1,4 +1,5 @@
-"""A study's figure: panels with a line for each method, the mean over seeds in a band of all."""
+"""A study's figure: panels with a line for each method, the mean over seeds in a band of all; or
+with a point for each seed where there is one number of a run."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -62,6 +63,10 @@ def _draw(ax: "Axes", panel: Panel, styles: Mapping[str, Look]) -> None:
         xs = list(by_x) if _has_words(panel) else sorted(by_x)
         means = [statistics.fmean(by_x[x]) for x in xs]
         look = styles[method]
+        if len(xs) == 1:  # no line: a point for each seed
+            every = list(by_x[xs[0]])
+            ax.plot(xs * len(every), every, "o", color=look.light, markersize=4, label=method)
+            continue
         style: Any = (0, look.dashes) if look.dashes else "-"
         ax.plot(xs, means, color=look.light, linestyle=style, linewidth=1.2, label=method)
         low, high = [min(by_x[x]) for x in xs], [max(by_x[x]) for x in xs]
