@@ -3,11 +3,14 @@ import pickle
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
 from cosnorm.study.runs.errors import RunError
+from cosnorm.study.runs.presets import configure
+from cosnorm.study.train.run import load_run, run
 from cosnorm.study.use.hub import HubNetwork
 
 
@@ -76,6 +79,17 @@ def test_a_damaged_folder(saved, name, content):
     (saved[1] / name).write_bytes(content)
     with pytest.raises(RunError, match="holds no network that save_pretrained wrote, or a damaged"):
         HubNetwork.from_pretrained(saved[1])
+
+
+@pytest.mark.parametrize("network", ["mlp", "small_conv"])
+def test_a_trained_network_comes_from_its_run(network, tmp_path):
+    config = configure("digits", "pearson", 0, epochs=1, device="cpu", network=network)
+    run(replace(config, width=16, channels=4), tmp_path / "run")
+    HubNetwork.from_run(tmp_path / "run").save_pretrained(tmp_path / "saved")
+    loaded, again = load_run(tmp_path / "run"), HubNetwork.from_pretrained(tmp_path / "saved")
+    rows = torch.randint(0, 17, (5, *loaded.sample_shape), dtype=torch.uint8)
+    x = loaded.input_of(rows)
+    assert torch.equal(again(x), loaded.network(x))
 
 
 def test_sizes_that_the_weights_do_not_have_take_no_memory(saved):

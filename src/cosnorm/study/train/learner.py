@@ -26,6 +26,15 @@ def network_for(
     config: Config, sample_shape: tuple[int, ...], classes: int, *, sparse: bool = False
 ) -> nn.Module:
     """The configuration's network for stored rows of `sample_shape`, initialised from the seed."""
+    shape, (recipe, sizes) = pipeline_for(config).output_shape(sample_shape), plan_of(config)
+    network = models.build(config.network, shape, classes, recipe, **sizes, sparse=sparse)
+    generator = torch.Generator().manual_seed(seed_of("initialisation", config.seed))
+    models.initialise(network, config.init_std, generator)
+    return network
+
+
+def plan_of(config: Config) -> tuple[models.Recipe, dict[str, Any]]:
+    """The layers of a configuration's network, and its sizes."""
     recipe = models.Recipe(
         method=config.method,
         bias=config.bias,
@@ -35,19 +44,7 @@ def network_for(
         bn_momentum=config.bn_momentum,
         bn_eps=config.bn_eps,
     )
-    network = models.build(
-        config.network,
-        pipeline_for(config).output_shape(sample_shape),
-        classes,
-        recipe,
-        width=config.width,
-        channels=config.channels,
-        pool=config.pool,
-        sparse=sparse,
-    )
-    generator = torch.Generator().manual_seed(seed_of("initialisation", config.seed))
-    models.initialise(network, config.init_std, generator)
-    return network
+    return recipe, {"width": config.width, "channels": config.channels, "pool": config.pool}
 
 
 class Learner:

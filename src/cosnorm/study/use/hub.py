@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,10 @@ from torch import Tensor, nn
 
 from cosnorm.study.models import Recipe, build
 from cosnorm.study.runs.errors import RunError
+from cosnorm.study.runs.storage import Storage
+from cosnorm.study.train.inputs import pipeline_for
+from cosnorm.study.train.learner import plan_of
+from cosnorm.study.train.run import load_run
 
 try:
     from huggingface_hub import PyTorchModelHubMixin
@@ -50,6 +55,20 @@ class HubNetwork(nn.Module, PyTorchModelHubMixin):
 
     def forward(self, input: Tensor) -> Tensor:
         return self.network(input)
+
+    @classmethod
+    def from_run(cls, run: str | Path | Storage) -> "HubNetwork":
+        """The network of a run folder, as trained: what `load_run(run).input_of(rows)` goes into.
+
+        HubNetwork.from_run("runs/digits/pearson-seed0").save_pretrained("saved")
+        """
+        loaded = load_run(run)
+        config, (recipe, sizes) = loaded.config, plan_of(loaded.config)
+        shape = pipeline_for(config).output_shape(loaded.sample_shape)
+        places = [list(shape), len(loaded.classes), asdict(recipe), sizes]
+        network = cls(config.network, *places)
+        network.network.load_state_dict(loaded.network.state_dict())
+        return network.eval()
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, **options: Any) -> "HubNetwork":  # pyright: ignore[reportIncompatibleMethodOverride]
