@@ -283,6 +283,17 @@ def test_the_statistics_of_batch_norms_go_along(bias):
     torch.testing.assert_close(layer(x), before, rtol=1e-4, atol=1e-4)
 
 
+def test_a_batch_norm_of_two_blocks_is_left():
+    model = nn.Sequential(BatchNormLinear(6, 6), BatchNormLinear(6, 6))
+    model[1].norm = model[0].norm
+    model(torch.randn(20, 6))
+    before = copy.deepcopy(model.state_dict())
+    project(model)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    with pytest.raises(ValueError, match="it has none: convert it first"):
+        project_after_step(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+
 def test_a_frozen_bias_holds_its_layer():
     layer = CosineLinear(3, 2, bias=True)
     layer.bias.requires_grad_(False)

@@ -120,13 +120,14 @@ def _alone(model: nn.Module) -> dict[str, Any]:
     """
     holders: dict[Any, list[nn.Module]] = {}
     for module in model.modules():
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                holders.setdefault(parameter, []).append(module)
+        for held in (*module._parameters.values(), *module._modules.values()):
+            if held is not None:
+                holders.setdefault(held, []).append(module)
     layers = scale_free(model)
     found = {}
     for name, layer in layers.items():
-        others = [m for vector in _vectors(layer) for m in holders.get(vector, ())]
+        norms = [norm for norm in layer.children() if isinstance(norm, _BatchNorm)]
+        others = [m for held in (*_vectors(layer), *norms) for m in holders.get(held, ())]
         if all(m in layers.values() and _like(m) == _like(layer) for m in others):
             found.setdefault(_like(layer), (name, layer))
     return dict(found.values())
@@ -161,6 +162,11 @@ def project_after_step(optimizer: torch.optim.Optimizer, model: nn.Module) -> Re
     inner = _innermost(optimizer)
     updated = {p for group in inner.param_groups for p in group["params"]}
     layers = _projected(model)
+    if not layers:
+        raise ValueError(
+            "the model must have scale-free layers whose weights no other module has; it has none: "
+            "convert it first"
+        )
     if not any(layer.weight in updated for layer in layers.values()):
         raise ValueError(
             "the optimiser must update weights of scale-free layers of the model that no other "

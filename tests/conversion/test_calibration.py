@@ -201,6 +201,24 @@ def test_what_a_norm_of_no_gain_made_zero_stays_zero_and_learns():
         assert bool((model.conv.scale.grad != 0).all())
 
 
+def test_a_branch_that_the_batch_gives_zeros_has_no_scale_and_learns():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
+            self.b1, self.b2 = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+
+        def forward(self, x, z):
+            return self.head(self.a(x) + self.b2(torch.relu(self.b1(z))))
+
+    model, x = Two(), torch.randn(64, 8)
+    account = cosnorm.convert(model, "cosine", calibrate=(x, torch.zeros(64, 8)))
+    told = {entry.name: entry.reason for entry in account}
+    assert told["b1"].startswith("not calibrated") and told["b2"].startswith("not calibrated")
+    model(x, torch.randn(64, 8)).square().sum().backward()
+    assert bool(model.b1.weight.grad.any()) and bool(model.b2.weight.grad.any())
+
+
 class Held:
     """What copy.deepcopy can't make another of."""
 
@@ -222,7 +240,7 @@ def test_models_that_no_copy_can_be_made_of(argument):
 
 def test_weights_that_are_not_there():
     model = nn.Sequential(nn.Linear(4, 4, device="meta"))
-    with pytest.raises(ValueError, match=r"must be in memory; 0\.weight is on the meta device"):
+    with pytest.raises(ValueError, match=r"are in memory; 0\.weight is on the meta device"):
         cosnorm.convert(model, calibrate=torch.randn(8, 4))
     assert type(model[0]) is nn.Linear
 

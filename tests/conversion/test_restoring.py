@@ -93,8 +93,8 @@ def test_a_branch_that_began_at_zero():
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda s: s.pop("one.weight"), r"it lacks one\.weight$"),
-        (lambda s: s.update(more=torch.ones(1)), "it has beside it more$"),
+        (lambda s: s.pop("one.weight"), r"it lacks one\.weight: give the"),
+        (lambda s: s.update(more=torch.ones(1)), "it has beside it more: give the"),
         (
             lambda s: s.update({"one.bias": torch.ones(3)}),
             r"has one\.bias \(3,\) instead of \(8,\)",
@@ -103,7 +103,7 @@ def test_a_branch_that_began_at_zero():
             lambda s: s.update({"one.scale": torch.ones(3)}),
             r"has one\.scale \(3,\) instead of \(8,\)",
         ),
-        (dict.clear, r"it lacks .*, \d+ more$"),
+        (dict.clear, r"it lacks .*, \d+ more: give the"),
     ],
 )
 def test_a_state_that_does_not_fit_changes_nothing(change, told):
@@ -130,3 +130,92 @@ def test_scales_come_from_one_place():
     for name, value in {"calibrate": torch.randn(8, 8), "head": None}.items():
         with pytest.raises(ValueError, match=f"got {name} besides: leave {name} out"):
             cosnorm.convert(Blocks(), state=state, **{name: value})
+
+
+def test_of_tied_tensors_one_name_is_enough():
+    """A bias and a norm that are there by the name of another are not gone."""
+
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 5)
+            self.n1, self.n2 = nn.LayerNorm(8), nn.LayerNorm(8)
+            self.two.bias, self.n2.weight, self.n2.bias = (
+                self.one.bias,
+                self.n1.weight,
+                self.n1.bias,
+            )
+            nn.init.normal_(self.one.bias)
+            nn.init.normal_(self.n1.weight)
+
+        def forward(self, x):
+            return self.head(self.n2(self.two(torch.relu(self.n1(x) + self.one(x))).relu() + x))
+
+    model = Tied()
+    cosnorm.convert(model, drop_norms=True)
+    state = {k: v for k, v in model.state_dict().items() if k != "two.bias" and "n2" not in k}
+    again = Tied()
+    cosnorm.convert(again, drop_norms=True, state=state)
+    assert same(again, model)
+
+
+def test_what_could_not_have_gone_is_missed():
+    model = Blocks()
+    cosnorm.convert(model, drop_norms=True)
+    for key in ("two.bias", "last.weight"):
+        state = {k: v for k, v in model.state_dict().items() if not k.startswith(key[:4])}
+        state |= {k: v for k, v in model.state_dict().items() if k != key and k[:4] == key[:4]}
+        if key == "last.weight":
+            del state["last.bias"]
+        with pytest.raises(ValueError, match=f"it lacks {key}"):
+            cosnorm.convert(Blocks(), drop_norms=key != "two.bias", state=state)
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module."])
+def test_names_that_a_wrapper_has_changed(prefix):
+    model, again = Blocks(), Blocks()
+    cosnorm.convert(model)
+    state = {prefix + key: value for key, value in model.state_dict().items()}
+    cosnorm.convert(again, state=state)
+    assert same(again, model)
+
+
+def test_values_that_are_none():
+    model = Blocks()
+    cosnorm.convert(model)
+    state = model.state_dict()
+    for value, kind, told in (
+        (3, TypeError, "got int for 'one.weight': pass the model's own part"),
+        (torch.empty(8, 8, device="meta"), ValueError, "'one.weight' is not: load it so"),
+        (torch.eye(8).to_sparse(), ValueError, "'one.weight' is not: load it so"),
+    ):
+        with pytest.raises(kind, match=told):
+            cosnorm.convert(Blocks(), state={**state, "one.weight": value})
+    with pytest.raises(ValueError, match=r"scales of state must be finite; 'head\.scale' is not"):
+        cosnorm.convert(Blocks(), state={**state, "head.scale": torch.tensor([torch.nan])})
+
+
+def test_models_that_have_no_weights_yet():
+    state = Blocks().state_dict()
+    with torch.device("meta"):
+        absent = Blocks()
+    with pytest.raises(ValueError, match=r"first\.weight is on the meta device"):
+        cosnorm.convert(absent, state=state)
+    with pytest.raises(ValueError, match=r"0\.weight has none yet: run the model on a batch first"):
+        cosnorm.convert(nn.Sequential(nn.LazyLinear(4)), state={"0.weight": torch.ones(4, 4)})
+
+
+def test_a_state_from_before_the_conversion_is_told():
+    account = cosnorm.convert(Blocks(), state=Blocks().state_dict())
+    assert "The state has no scale: if it is that of a model before its conversion" in str(account)
+
+
+def test_one_output_that_is_no_head():
+    def network():
+        return nn.Sequential(nn.Linear(8, 1), nn.ReLU(), nn.Linear(1, 4), nn.Linear(4, 5))
+
+    model, again = network(), network()
+    cosnorm.convert(model, "cosine", calibrate=torch.randn(32, 8))
+    cosnorm.convert(again, "cosine", state=model.state_dict())
+    assert [m.learn_scale for m in (again[0], again[3])] == ["per_output", True]
+    assert repr(again[0]) == repr(model[0])

@@ -19,6 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from cosnorm.conversion.layers import graft
 from cosnorm.conversion.norm_kinds import vanish
+from cosnorm.conversion.restoring import check_in_memory
 from cosnorm.conversion.trial import (
     Example,
     arguments_of,
@@ -42,7 +43,7 @@ class _Rehearsal:
 
     def __init__(self, model: nn.Module, batch: Example) -> None:
         self.arguments, self.options = arguments_of(batch, "calibrate")
-        _check_in_memory(model)
+        check_in_memory(model, "calibrate")
         self.copy = copy_of(model, copy.deepcopy, "calibrate").eval()
         pairs = zip(model.modules(), self.copy.modules(), strict=True)
         self.of = dict(pairs)  # the copy of each module
@@ -77,8 +78,8 @@ class _Rehearsal:
 def calibrated(model: nn.Module, plan: Any, batch: Example) -> Calibration:
     """The scales of the layers that `plan` converts, and the statistics of batch norms after it.
 
-    plan: a `cosnorm.conversion.planning.Plan`. Layers that the batch does not run have no scale,
-    nor have those that are initialised anew.
+    plan: a `cosnorm.conversion.planning.Plan`. Layers that the batch does not run, or runs on zeros
+    alone, have no scale, nor have those that are initialised anew.
 
     Raises ValueError for a batch that the model does not take or that gives no finite numbers, and
     for one that runs none of the layers.
@@ -160,7 +161,10 @@ def _scaling(
 
     def hook(layer: nn.Module, _: Any, __: Any, output: Tensor) -> Tensor:
         if original not in scales:
-            scales[original] = _scale(wanted, _rms(output, layer), is_head)
+            found = _rms(output, layer)
+            if not bool(found.any()):  # its input is zero: that says nothing of the layer
+                return output
+            scales[original] = _scale(wanted, found, is_head)
         scale = scales[original].to(output.dtype)
         return output * scale.view(-1, *[1] * _dims(layer))
 
@@ -188,15 +192,6 @@ def _dims(layer: nn.Module) -> int:
     """Of space, which come after the outputs."""
     is_linear = isinstance(layer, nn.Linear | CosineLinear) or not hasattr(layer, "kernel_size")
     return 0 if is_linear else len(layer.kernel_size)  # pyright: ignore[reportArgumentType]
-
-
-def _check_in_memory(model: nn.Module) -> None:
-    for key, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.is_meta:
-            raise ValueError(
-                f"calibrate runs the model, whose weights must be in memory; {key} is on the meta "
-                "device: load them first, or leave calibrate out"
-            )
 
 
 def _keeps_statistics(module: nn.Module) -> bool:

@@ -49,7 +49,8 @@ class Plan:
     fresh: set[nn.Module]  # to be initialised anew
     fast_paths: list[nn.Module]
     looked_for_head: bool
-    scales: dict[nn.Module, Tensor] = field(default_factory=dict)  # from a batch of data
+    scales: dict[nn.Module, Tensor] = field(default_factory=dict)  # from a batch of data, or saved
+    has_state: bool = False
 
     @property
     def dropped(self) -> list[nn.Module]:
@@ -88,8 +89,10 @@ class Plan:
         elif layer in self.scales:
             low, high = (float(end) for end in self.scales[layer].aminmax())
             about.append(f"learned scales from {low:.3g} to {high:.3g}")
-        elif self.scales:
-            about.append("not calibrated: the batch does not run it, or it begins anew")
+        elif self.scales and not self.has_state:
+            about.append(
+                "not calibrated: the batch does not run it but on zeros, or it begins anew"
+            )
         norm = next((norm for norm, v in self.norms.items() if layer in v.unbiased), None)
         if norm is not None:
             about.append(f"its bias, which was zero, went with {_seen_from(name, first[norm])}")
@@ -109,6 +112,11 @@ class Plan:
             notes.append(
                 "No head was found, so no layer has a learned scale: if one makes logits, "
                 "give its name as head."
+            )
+        if self.has_state and not scaled:
+            notes.append(
+                "The state has no scale: if it is that of a model before its conversion, load it "
+                "first and convert then."
             )
         if self.fast_paths:
             notes.append("The fused inference path of nn.TransformerEncoderLayer is off.")
@@ -140,7 +148,7 @@ def make_plan(
     layers = dict.fromkeys(planned.values())
     reader = Reader(model, {*layers, *(module for module in names.values() if is_norm(module))})
     heads = chosen_heads(model, head, planned, reader)
-    saved = None if state is None else Saved(state, names)
+    saved = None if state is None else Saved(state, model, names)
     norms: dict[nn.Module, Verdict] = {}
     if drop_norms:
         untouchable = {names[name] for name in untouched}
@@ -149,7 +157,8 @@ def make_plan(
         norms = judge(reader, names, set(layers), centered, ran, is_unbiased)
         norms = {norm: verdict for norm, verdict in norms.items() if norm not in untouchable}
     if saved is not None:
-        return _as_saved(Plan(names, left, {}, {}, norms, set(), [], False), similarity, saved)
+        plan = Plan(names, left, {}, heads, norms, set(), [], False)
+        return _as_saved(plan, similarity, saved)
     unbiased = {layer for verdict in norms.values() for layer in verdict.unbiased}
     patterns = {m: template(m, similarity, heads.get(m), m not in unbiased) for m in layers}
     fresh = {layer for layer in layers if can_never_learn(layer, centered)}
@@ -159,22 +168,27 @@ def make_plan(
 
 
 def _as_saved(plan: Plan, similarity: str, saved: Saved) -> Plan:
-    """The plan with the scales, biases and norms that the state has."""
-    for norm in plan.norms:
-        gone = saved.has_gone(norm)
-        if gone is not None:
-            reason = "it is not in the state" if gone else "a normalisation layer, in the state"
-            plan.norms[norm] = Verdict(gone, reason)
+    """The plan with the scales, biases and norms that the state has.
+
+    A norm can have gone only where it may go, and a bias only with such a norm.
+    """
+    kept = Verdict(False, "a normalisation layer, in the state")
+    norms = {norm: kept if saved.has_gone(norm) is False else v for norm, v in plan.norms.items()}
+    unbiased = {layer for v in norms.values() if v.goes for layer in v.unbiased}
+    heads, patterns, scales = {}, {}, {}
     for layer in dict.fromkeys(m for name, m in plan.names.items() if name not in plan.left):
-        scale, place = saved.get(layer, "scale"), layer._parameters["weight"]
-        is_one = scale is not None and scale.numel() == 1
-        start = float(scale) if scale is not None and is_one else None
-        plan.patterns[layer] = template(layer, similarity, start, saved.has_bias(layer))
-        if start is not None:
-            plan.heads[layer] = start
-        elif scale is not None and place is not None:
-            plan.scales[layer] = scale.detach().to(place.device, copy=True)
-    return replace(plan, fast_paths=_fast_paths(plan.names, set(plan.patterns)))
+        scale, weight = saved.get(layer, "scale"), layer._parameters["weight"]
+        pattern = template(layer, similarity, None, layer not in unbiased)
+        units = getattr(pattern, "out_features", None) or pattern.out_channels
+        if scale is not None and scale.numel() == 1 and (units != 1 or layer in plan.heads):
+            heads[layer] = float(scale.detach())
+            pattern = template(layer, similarity, heads[layer], layer not in unbiased)
+        elif scale is not None and weight is not None:
+            scales[layer] = scale.detach().to(weight.device, copy=True)
+        patterns[layer] = pattern
+    fast_paths = _fast_paths(plan.names, set(patterns))
+    changed = {"norms": norms, "heads": heads, "patterns": patterns, "scales": scales}
+    return replace(plan, **changed, fast_paths=fast_paths, has_state=True)
 
 
 def _untouched(names: Mapping[str, nn.Module], skips: Mapping[str, str]) -> dict[str, str]:

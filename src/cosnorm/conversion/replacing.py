@@ -11,7 +11,7 @@ from cosnorm.conversion.heads import Head
 from cosnorm.conversion.layers import check_adapters, graft, set_scale
 from cosnorm.conversion.norm_kinds import vanish
 from cosnorm.conversion.planning import make_plan
-from cosnorm.conversion.restoring import Saved, State, check_state
+from cosnorm.conversion.restoring import Saved, State, check_in_memory, check_state
 from cosnorm.conversion.selection import Skip
 from cosnorm.conversion.trial import Example, leave_fast_path, try_out
 
@@ -59,8 +59,8 @@ def convert(
             they had; the running statistics of batch norms become those of the batch. For a
             trained model that is to be trained further.
         state: the state_dict of such a model that was converted before, with the same similarity,
-            skip, depthwise and drop_norms. The model becomes what that one was, scales, biases and
-            norms included, and gets its weights: how a converted model is loaded.
+            skip, depthwise, drop_norms and example. The model becomes what that one was, scales,
+            biases and norms included, and gets its weights: how a converted model is loaded.
 
     Returns:
         An `Account` with an entry for every layer. Print it.
@@ -79,12 +79,16 @@ def convert(
     model = _checked(model, similarity, drop_norms)
     if not isinstance(depthwise, bool | None):
         raise TypeError(f"depthwise must be True, False or None; got {depthwise!r}")
+    if state is not None:
+        _check_alone(head, calibrate)
+        check_in_memory(model, "state")
     trial = None if example is None else try_out(model, example)
     plan = make_plan(model, similarity, skip, head, drop_norms, depthwise, trial, state)
     statistics: dict[Any, Moments] = {}
     if state is not None:
-        _check_alone(head, calibrate)
-        check_state(model, Saved(state, plan.names), plan.patterns, plan.dropped, plan.scales)
+        saved = Saved(state, model, plan.names)
+        check_state(saved, plan.patterns, plan.dropped, plan.scales)
+        state = saved.state
     if calibrate is not None:
         _check_one_start(head)
         plan.scales, statistics = calibrated(model, plan, calibrate)
