@@ -258,12 +258,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-network-launches": lambda: network("h200/network_launches.json"),
     "gpu-trial": lambda: trial("h200/models_trial.json"),
     "gpu-models": lambda: models(*_each("h200/models*.json")),
-    "finetuning": lambda: finetuning.table(_load("cpu/finetuning/mnist.json"), "resnet"),
+    "finetuning": lambda: finetuning.table(_load("cpu/finetuning/resnet-seed0.json"), "resnet"),
     "finetuning-convnext": lambda: finetuning.table(
         _load("cpu/finetuning/convnext-seed0.json"), "convnext", "further"
     ),
     "depthwise": lambda: finetuning.depthwise(
-        [_load(name) for name in _each("cpu/finetuning/*-seed*.json")]
+        [_load(name) for name in _each("cpu/finetuning/[cm]*-seed*.json")]
     ),
     "starting-vit": lambda: starting.table(_load("cpu/starting.json"), "vit"),
     "starting-resnet-sgd": lambda: starting.table(_load("cpu/starting.json"), "resnet, sgd"),
