@@ -301,6 +301,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rows", type=int, help="of each part, for a trial")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scratch", action="store_true", help="no arm that is trained further")
+    parser.add_argument("--arm", action="append", help="only these; default: all")
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
     arguments = parser.parse_args(argv)
     arguments.until = time.time() + 60 * arguments.minutes
@@ -320,7 +321,8 @@ def main(argv: Sequence[str]) -> int:
     images = Images(arguments.dataset, arguments.data, arguments.device, arguments.rows)
     for name in arguments.networks.split(","):
         for arm, make in Arms(name, images, arguments).all():
-            if f"{name}: {arm}" in result["arms"]:
+            is_wanted = arguments.arm is None or arm in arguments.arm
+            if not is_wanted or f"{name}: {arm}" in result["arms"]:
                 continue
             try:
                 errors = make()
