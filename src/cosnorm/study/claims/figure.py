@@ -1,6 +1,7 @@
 """A study's figure: panels with a line for each method, the mean over seeds in a band of all; or
 with a point for each seed where there is one number of a run."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,11 +33,12 @@ def panel_of(
     rows: Sequence[Mapping[str, Any]], title: str, key: str, value: str, words: tuple[str, str],
     log: str = "",
 ) -> Panel:  # fmt: skip
-    """A panel of `value` against `key`; what a row has no number for is left out."""
+    """A panel of `value` against `key`; where no row has a number, a line has a gap."""
     values: dict[str, dict[Any, list[float]]] = {}
     for row in rows:
+        here = values.setdefault(row["method"], {}).setdefault(row[key], [])
         if row[value] is not None:
-            values.setdefault(row["method"], {}).setdefault(row[key], []).append(row[value])
+            here.append(row[value])
     return Panel(title, *words, values, log)
 
 
@@ -61,7 +63,8 @@ def figure_files(panels: Sequence[Panel]) -> dict[str, bytes]:
 def _draw(ax: "Axes", panel: Panel, styles: Mapping[str, Look]) -> None:
     for method, by_x in panel.values.items():
         xs = list(by_x) if _has_words(panel) else sorted(by_x)
-        means = [statistics.fmean(by_x[x]) for x in xs]
+        known = {x: by_x[x] or [math.nan] for x in xs}
+        means = [statistics.fmean(known[x]) for x in xs]
         look = styles[method]
         if len(xs) == 1:  # no line: a point for each seed
             every = list(by_x[xs[0]])
@@ -69,7 +72,7 @@ def _draw(ax: "Axes", panel: Panel, styles: Mapping[str, Look]) -> None:
             continue
         style: Any = (0, look.dashes) if look.dashes else "-"
         ax.plot(xs, means, color=look.light, linestyle=style, linewidth=1.2, label=method)
-        low, high = [min(by_x[x]) for x in xs], [max(by_x[x]) for x in xs]
+        low, high = [min(known[x]) for x in xs], [max(known[x]) for x in xs]
         ax.fill_between(xs, low, high, color=look.light, alpha=0.15, linewidth=0)
     if "x" in panel.log and not _has_words(panel):
         ax.set_xscale("log")
