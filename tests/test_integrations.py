@@ -2,10 +2,11 @@
 
 import copy
 import warnings
+from functools import partial
 
 import pytest
 import torch
-from safetensors.torch import load_model, save_model
+from safetensors.torch import load_file, load_model, save_model
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -252,6 +253,43 @@ def test_a_model_with_adapters_is_not_converted():
     with pytest.raises(ValueError, match="got a PeftModel of PEFT: convert the model without"):
         cosnorm.convert(model)
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+@pytest.mark.filterwarnings("ignore")  # PEFT's own, of parameters as targets
+def test_a_model_with_adapters_is_not_folded():
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=4, target_modules=[], target_parameters=["3.weight"])
+    model = get_peft_model(converted(), config).eval()
+    with pytest.raises(ValueError, match="of PEFT: call merge_and_unload first"):
+        cosnorm.fold(model)
+    assert model(batch()[0]).shape == (12, 3)
+
+
+@pytest.mark.parametrize("calibrate", [False, True])
+@pytest.mark.parametrize("similarity", LINEAR)
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "GPT2LMHeadModel"])
+def test_a_converted_transformer_comes_back_from_its_file(name, similarity, calibrate, tmp_path):
+    """Of tied tensors, BERT's bias among them, the file has one name; norms may have gone."""
+    import transformers
+
+    sizes = {"vocab_size": 60, "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 24}
+    kind = transformers.BertConfig if name.startswith("Bert") else transformers.GPT2Config
+    make = partial(getattr(transformers, name), kind(**sizes))
+    torch.manual_seed(0)
+    model, again = make().eval(), make().eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            nn.init.normal_(parameter, 1.0, 0.3)
+    words = {"input_ids": torch.randint(2, 50, (3, 9))}
+    batches = {"calibrate": words} if calibrate else {}
+    cosnorm.convert(model, similarity, drop_norms=True, **batches)
+    save_model(model, tmp_path / "kept.safetensors")
+    state = load_file(tmp_path / "kept.safetensors")
+    assert len(state) < len(model.state_dict())
+    cosnorm.convert(again, similarity, drop_norms=True, state=state)
+    with torch.no_grad():
+        assert torch.equal(again(**words).logits, model(**words).logits)
 
 
 def test_lora_refuses_our_layers_as_modules():
