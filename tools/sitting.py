@@ -96,15 +96,22 @@ def _short(value: Any) -> Any:
 
 
 def export(work: Path, out: Path) -> bool:
-    """Write the small files of a run that is over; returns whether it is."""
-    folder, target = RunFolder(LocalStorage(work)), RunFolder(LocalStorage(out))
+    """Write the small files of a run that is over; returns whether it is.
+
+    Two processes may come to that at once: each writes aside, and the first one's folder stays.
+    """
+    folder, aside = RunFolder(LocalStorage(work)), out.with_name(f".{out.name}-{os.getpid()}")
     config, summary = folder.read("config.json"), folder.summary()
     if config is None or summary is None:
         return False
-    lines = thinned(folder.metrics(), summary)
+    target, lines = RunFolder(LocalStorage(aside)), thinned(folder.metrics(), summary)
     target.storage.write("metrics.jsonl", "".join(f"{json.dumps(v)}\n" for v in lines).encode())
     target.write("config.json", config)
     target.write("summary.json", summary)
+    try:
+        aside.rename(out)
+    except OSError:  # it is there
+        shutil.rmtree(aside)
     return True
 
 

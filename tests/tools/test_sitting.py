@@ -11,6 +11,7 @@ import pytest
 
 from cosnorm.study.report import load_runs
 from cosnorm.study.runs.presets import PAPER, configure
+from cosnorm.study.train.run import run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = {
@@ -144,3 +145,27 @@ def test_the_list_is_the_plans():
     assert len(places) == len(set(places))
     for name in ("mnist", "20news"):
         assert len([place for place in places if place[0] == name]) == 6 * 5
+
+
+def test_processes_that_write_the_same_small_files_at_once(tmp_path):
+    """One has trained the run, another finds it over: both write what is to be kept of it."""
+    run(configure("digits", "none", 0, epochs=1, width=8, device="cpu"), tmp_path / "work")
+    program = (
+        "import sys; from pathlib import Path; from tools.sitting import export\n"
+        "work, out = map(Path, sys.argv[1:])\n"
+        "sys.stdin.readline()\n"
+        "assert all(export(work, out / str(number)) for number in range(200))"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "work"), str(tmp_path / "out")]
+    both = [
+        subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    ends = []
+    for process in both:
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+    ends = [(process.communicate(timeout=120)[1], process.returncode) for process in both]
+    assert ends == [(b"", 0)] * 2
+    names = {"config.json", "metrics.jsonl", "summary.json"}
+    assert files_in(tmp_path / "out") == {f"{n}/{name}" for n in range(200) for name in names}
