@@ -153,15 +153,14 @@ def test_processes_that_write_the_same_small_files_at_once(tmp_path):
     program = (
         "import sys; from pathlib import Path; from tools.sitting import export\n"
         "work, out = map(Path, sys.argv[1:])\n"
-        "sys.stdin.readline()\n"
+        "print(flush=True); sys.stdin.readline()\n"
         "assert all(export(work, out / str(number)) for number in range(200))"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "work"), str(tmp_path / "out")]
-    both = [
-        subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
-        for _ in range(2)
-    ]
-    ends = []
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    both = [subprocess.Popen(command, cwd=ROOT, **pipes) for _ in range(2)]
+    for process in both:
+        process.stdout.readline()  # ready
     for process in both:
         process.stdin.write(b"go\n")
         process.stdin.flush()
