@@ -19,10 +19,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from cosnorm.conversion.layers import graft
 from cosnorm.conversion.norm_kinds import vanish
-from cosnorm.conversion.restoring import check_in_memory
 from cosnorm.conversion.trial import (
     Example,
     arguments_of,
+    check_in_memory,
     copy_of,
     leave_fast_path,
 )

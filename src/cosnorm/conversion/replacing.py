@@ -11,9 +11,9 @@ from cosnorm.conversion.heads import Head
 from cosnorm.conversion.layers import check_adapters, graft, set_scale
 from cosnorm.conversion.norm_kinds import vanish
 from cosnorm.conversion.planning import make_plan
-from cosnorm.conversion.restoring import Saved, State, check_in_memory, check_state
+from cosnorm.conversion.restoring import Saved, State, check_state
 from cosnorm.conversion.selection import Skip
-from cosnorm.conversion.trial import Example, leave_fast_path, try_out
+from cosnorm.conversion.trial import Example, check_in_memory, leave_fast_path, try_out
 
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 

@@ -88,16 +88,6 @@ def _without_prefix(state: State, tensors: Mapping[str, Any]) -> State:
     return state
 
 
-def check_in_memory(model: nn.Module, name: str) -> None:
-    """Raise ValueError, which names the argument, where a tensor of the model has no values."""
-    for key, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.is_meta:
-            raise ValueError(
-                f"{name} needs a model whose weights are in memory; {key} is on the meta device: "
-                f"call model.to_empty(device=...) or load them first, or leave {name} out"
-            )
-
-
 def check_state(
     saved: Saved,
     patterns: Mapping[nn.Module, nn.Module],

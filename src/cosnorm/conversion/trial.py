@@ -62,6 +62,16 @@ def copy_of(model: nn.Module, how: Callable[[nn.Module], nn.Module], name: str) 
         ) from error
 
 
+def check_in_memory(model: nn.Module, name: str) -> None:
+    """Raise ValueError, which names the argument, where a tensor of the model has no values."""
+    for key, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise ValueError(
+                f"{name} needs a model whose weights are in memory; {key} is on the meta device: "
+                f"call model.to_empty(device=...) or load them first, or leave {name} out"
+            )
+
+
 def arguments_of(example: Any, name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What to call a model with; TypeError, which names the argument, for what says nothing."""
     if isinstance(example, Tensor):

@@ -58,10 +58,7 @@ class HubNetwork(nn.Module, PyTorchModelHubMixin):
 
     @classmethod
     def from_run(cls, run: str | Path | Storage) -> "HubNetwork":
-        """The network of a run folder, as trained: what `load_run(run).input_of(rows)` goes into.
-
-        HubNetwork.from_run("runs/digits/pearson-seed0").save_pretrained("saved")
-        """
+        """The network of a run folder, as trained; it takes what `load_run(run).input_of` gives."""
         loaded = load_run(run)
         config, (recipe, sizes) = loaded.config, plan_of(loaded.config)
         shape = pipeline_for(config).output_shape(loaded.sample_shape)
