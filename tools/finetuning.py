@@ -14,8 +14,8 @@ test error after every epoch, the 0th before any step:
 CHOICE: depthwise left, where there are such layers; norms dropped, where there are none.
 
 Ends when all arms are made or the time is up; given again it makes what is missing. An arm that the
-time cuts short is begun again. The trained plain networks stay in --work. With --dataset mnist it
-is small enough for a CPU.
+time cuts short is begun again. The trained plain networks stay in --work. With --rows and a small
+--width it is for a CPU too.
 """
 
 import argparse
@@ -118,15 +118,14 @@ NETWORKS: dict[str, Callable[[int], nn.Sequential]] = {
 }  # fmt: skip
 
 
+DATASET = "cifar10"
+
+
 class Images:
-    """On the device, three channels of 32×32; training rows come cropped and mirrored at random.
+    """CIFAR-10 on the device; training rows come cropped and mirrored at random."""
 
-    Digits are not mirrored, which would make other signs of them.
-    """
-
-    def __init__(self, name: str, folder: Path | None, device: str, rows: int | None) -> None:
-        dataset = load(name, folder)
-        self.mirrors = name != "mnist"
+    def __init__(self, folder: Path | None, device: str, rows: int | None) -> None:
+        dataset = load(DATASET, folder)
         self.x, self.test_x = (s.x[:rows].to(device) for s in (dataset.train, dataset.test))
         self.y, self.test_y = (s.y[:rows].to(device) for s in (dataset.train, dataset.test))
 
@@ -139,14 +138,12 @@ class Images:
     def _changed(self, x: Tensor, generator: torch.Generator) -> Tensor:
         top, left, mirror = torch.randint(9, (3,), generator=generator).tolist()
         x = F.pad(ready(x), (4, 4, 4, 4))[:, :, top : top + 32, left : left + 32]
-        return x.flip(3) if self.mirrors and mirror % 2 else x
+        return x.flip(3) if mirror % 2 else x
 
 
 def ready(x: Tensor) -> Tensor:
     """Pixels as network input."""
-    margin = (32 - x.shape[2]) // 2
-    x = F.pad(x.float(), [margin] * 4).expand(-1, 3, -1, -1)
-    return (x - 120) / 64
+    return (x.float() - 120) / 64
 
 
 @torch.no_grad()
@@ -288,7 +285,6 @@ def depthwise(results: Sequence[dict[str, Any]]) -> str:
 def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, help="where the data sets lie")
-    parser.add_argument("--dataset", default="cifar10", choices=["cifar10", "mnist"])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("runs/finetuning"))
     parser.add_argument("--minutes", type=float, default=8)
@@ -310,15 +306,15 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str]) -> int:
     arguments = parsed(argv)
-    keys = ("dataset", "epochs", "further", "width", "batch", "lr", "rows", "seed")
-    setting = {key: getattr(arguments, key) for key in keys}
+    keys = ("epochs", "further", "width", "batch", "lr", "rows", "seed")
+    setting = {"dataset": DATASET, **{key: getattr(arguments, key) for key in keys}}
     result: dict[str, Any] = {"setting": setting, "environment": None, "arms": {}}
     if arguments.out.exists():
         result = json.loads(arguments.out.read_text())
         if result["setting"] != setting:
             raise SystemExit(f"{arguments.out} has other settings: give those, or another --out")
     result["environment"] = environment(arguments.device)
-    images = Images(arguments.dataset, arguments.data, arguments.device, arguments.rows)
+    images = Images(arguments.data, arguments.device, arguments.rows)
     for name in arguments.networks.split(","):
         for arm, make in Arms(name, images, arguments).all():
             is_wanted = arguments.arm is None or arm in arguments.arm
