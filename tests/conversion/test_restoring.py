@@ -219,3 +219,21 @@ def test_one_output_that_is_no_head():
     cosnorm.convert(again, "cosine", state=model.state_dict())
     assert [m.learn_scale for m in (again[0], again[3])] == ["per_output", True]
     assert repr(again[0]) == repr(model[0])
+
+
+def test_a_norm_before_a_bias_that_is_there_by_another_name():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 5)
+            self.norm = nn.LayerNorm(8, elementwise_affine=False)
+            self.two.bias = self.one.bias
+
+        def forward(self, x):
+            return self.head(torch.relu(self.two(self.norm(x)) + self.one(x)))
+
+    model, again = Tied(), Tied()
+    cosnorm.convert(model, drop_norms=True)
+    state = {key: value for key, value in model.state_dict().items() if key != "two.bias"}
+    cosnorm.convert(again, drop_norms=True, state=state)
+    assert same(again, model) and isinstance(again.norm, nn.LayerNorm)
