@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,6 +27,7 @@ from cosnorm.study.cli.outlook import Outlook, Place, time_text
 from cosnorm.study.cli.showing import ShownHandler
 from cosnorm.study.cli.tables import print_tables
 from cosnorm.study.report import Run, group_runs
+from cosnorm.study.runs.config import Config
 
 
 def task_of(name="pearson-seed0", **fields):
@@ -280,6 +282,29 @@ def test_every_run_leaves_its_result_and_its_warnings_and_nothing_else(tmp_path,
     assert whole.count("warning:") == told.count("warning:") >= len(names)
     assert "━" not in whole.split("batch-seed2: done")[0], "a dead bar"
     assert "left for all" not in whole
+
+
+def test_nobody_else_draws_and_news_are_drawn():
+    """A thread that draws between two lines that are printed leaves parts of a bar."""
+    told, threads = io.StringIO(), threading.active_count()
+    console = Console(width=77, file=told, force_terminal=True, color_system=None)
+    line = LiveLine(live.Display(console=console), "cosine-seed0")
+    config = Config(dataset="mnist", method="cosine", lr=1.0, steps=100)
+    line.begin(config, 0, 100, 8)
+    try:
+        assert threading.active_count() == threads
+        assert "  0% " in told.getvalue()
+        line.progress._drawn -= 1
+        line.evaluation({"step": 60, "train_loss": 0.5, "test_error": 12.0})
+        assert " 60% " in told.getvalue() and "test error 12.00%" in told.getvalue()
+        line.evaluation({"step": 61, "train_loss": 0.5, "test_error": 12.0})
+        assert " 61% " not in told.getvalue(), "too soon to be read"
+        line.progress._drawn -= 1
+        line.rate._time -= 1
+        line.step(70)
+        assert " 70% " in told.getvalue()
+    finally:
+        line.progress.stop()
 
 
 def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(tmp_path):

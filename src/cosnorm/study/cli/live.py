@@ -25,6 +25,7 @@ Cell = Text | ProgressBar
 _BAR = 4  # the shortest that still says something
 _OTHERS = 3  # lines of a terminal that are not for runs
 _FREE = 3  # columns at the end of a line, where the terminal writes ^C without breaking the line
+_PAUSE = 0.1  # seconds between two pictures
 _TIME_LEFT = TimeRemainingColumn(compact=True)
 # What is known of the training, shorter and shorter; the test error goes last.
 _RESULTS = (
@@ -62,6 +63,7 @@ class LiveLine:
         rate = self.rate.now(step)
         if rate is not None and self.task is not None:
             self.progress.update(self.task, completed=step, rate=rate * self.batch_size)
+            self.progress.refresh_if_due()
 
     def evaluation(self, evaluation: Mapping[str, Any]) -> None:
         assert self.task is not None
@@ -69,6 +71,7 @@ class LiveLine:
         loss = "NaN" if told["train_loss"] is None else f"{told['train_loss']:.4f}"
         error = percent(told["test_error"])
         self.progress.update(self.task, completed=told["step"], loss=loss, error=error)
+        self.progress.refresh_if_due()
 
     def warning(self, text: str) -> None:
         self.console.print(Text.assemble(("warning:", "yellow"), f" {shown(text)}"))
@@ -94,6 +97,9 @@ class Display(Progress):
 
     It leaves nothing behind: what stays of a run are the lines printed above it.
 
+    It is drawn by whoever has news, not by Rich's thread: a line printed while that thread draws
+    takes the height of one picture and erases another, so parts of a bar stay.
+
     Runs for which the terminal is not high enough are counted in a line.
 
     A run that has once needed two lines keeps them until the width is another: what flutters
@@ -103,8 +109,14 @@ class Display(Progress):
     _folded_at: int | None = None
 
     def __init__(self, outlook: Outlook | None = None, **options: Any) -> None:
-        self.outlook = outlook
-        super().__init__(transient=True, **options)
+        self.outlook, self._drawn = outlook, 0.0
+        super().__init__(transient=True, auto_refresh=False, **options)
+
+    def refresh_if_due(self) -> None:
+        now = time.monotonic()
+        if now - self._drawn >= _PAUSE:
+            self._drawn = now
+            self.refresh()
 
     def get_renderables(self) -> Iterator[RenderableType]:
         tasks = self.tasks
