@@ -44,11 +44,11 @@ def claims() -> str:
         name, setting, facts = result["study"], result["setting"], result["environment"]
         place = f"{facts.get('gpu') or facts['cpu']}, torch {facts['torch']}"
         place += f", commit {str(facts['commit'])[:7]}"
-        epochs, seeds = (counted(setting[key], key) for key in ("epochs", "seeds"))
+        length, seeds = _setting(setting).length, counted(setting["seeds"], "seeds")
         less = "".join(f" --{key} {setting[key]}" for key in _smaller(name, setting))
         told = "\n".join(f"- {finding}" for finding in result["findings"])
         parts.append(
-            f"### {name}\n\n*{result['claim']}* {setting['dataset']}, {epochs}, {seeds}"
+            f"### {name}\n\n*{result['claim']}* {setting['dataset']}, {length}, {seeds}"
             f"{', fewer than planned' if less else ''} ({place}); `cosnorm study {name} --full"
             f"{less} --out runs/{name}` repeats it.\n\n{told}\n\n![{name}](figures/{name}.png)"
         )
@@ -64,6 +64,12 @@ def counted(count: int, what: str) -> str:
     '1 seed'
     """
     return f"{count} {what if count > 1 else what.removesuffix('s')}"
+
+
+def _setting(told: dict[str, Any]) -> "Setting":
+    from cosnorm.study.claims.study import Setting
+
+    return Setting(**{**told, "methods": tuple(told["methods"])})
 
 
 def _smaller(name: str, setting: dict[str, Any]) -> list[str]:
@@ -111,8 +117,10 @@ def make_runs(names: Sequence[str], arguments: argparse.Namespace) -> None:
 
 
 def _folder(name: str, arguments: argparse.Namespace) -> Path:
-    """Where a study works: with those of its length, whose runs may be its own."""
-    return arguments.work / f"{_planned(name, arguments)[1].epochs}-epochs"
+    """Where a study works: with those of its data and length, whose runs may be its own."""
+    setting = _planned(name, arguments)[1]
+    kind = "modern" if name.startswith("modern-") else "paper"
+    return arguments.work / f"{kind}-{setting.dataset}-{setting.length.replace(' ', '-')}"
 
 
 def _planned(name: str, arguments: argparse.Namespace) -> tuple["Study", "Setting"]:

@@ -30,7 +30,7 @@ class Method:
         They take torch's arguments, then `scale`, `learn_scale`, `activation`, and `affine` where
         the method has it. Only those that a network uses need be there.
     lr: its learning rate with plain SGD.
-    affine: whether hidden layers can have a learned gain and shift for each output.
+    affine: whether its blocks take `affine`, a learned gain and shift for each output.
     scaled: whether the last layer's values are bounded, so that softmax wants a scale.
     over_batch: whether it normalises over the rows of a batch.
     sparse: whether `cosnorm.nn.sparse.SparseLinear` serves it.
@@ -88,12 +88,21 @@ METHODS: Registry[Method] = Registry(
             "none", "cosnorm.nn:Plain", 0.1, scaled=False, sparse=True,
             look=Look("#5F6670", "#A9B1BC", (6, 2, 1.5, 2, 1.5, 2)),
         ),
+        Method(
+            "group", "cosnorm.nn:GroupNorm", 1.0, affine=True, sparse=True,
+            look=Look("#5B3FA8", "#B49BFF", (10, 2)),
+        ),
+        Method(
+            "rms", "cosnorm.nn:RMSNorm", 1.0, affine=True, sparse=True,
+            look=Look("#7A4B1E", "#D2A679", (4, 1.5, 1.5, 1.5)),
+        ),
     ),
 )  # fmt: skip
 
 PAPER_METHODS = tuple(name for name, method in METHODS.items() if method.in_paper)
+STUDIED = (*PAPER_METHODS, "none")  # what the paper's claims speak of
 
 
 def with_affine() -> list[str]:
-    """The methods whose hidden layers can have a gain and a shift."""
+    """The methods whose blocks take `affine`."""
     return [name for name, method in METHODS.items() if method.affine]

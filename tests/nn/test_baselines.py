@@ -12,7 +12,7 @@ from torch import nn
 
 from cosnorm.nn import baselines
 
-NAMES = ("BatchNorm", "WeightNorm", "LayerNorm", "Plain")
+NAMES = ("BatchNorm", "WeightNorm", "LayerNorm", "GroupNorm", "RMSNorm", "Plain")
 KINDS = ("Linear", "Conv1d", "Conv2d", "Conv3d")
 DIMENSIONS = {"Linear": 0, "Conv1d": 1, "Conv2d": 2, "Conv3d": 3}
 EVERY = [(name, kind) for name in NAMES for kind in KINDS]
@@ -41,7 +41,12 @@ def written_out(name, kind, x, weight, bias=None):
     z = product(kind, x, weight, None if bias is None else bias.double())
     if name in ("WeightNorm", "Plain"):
         return z
+    if name == "GroupNorm" and len(weight) >= 32:  # 16 outputs or more in a group
+        groups = [written_out("LayerNorm", kind, x, w) for w in weight.split(len(weight) // 2)]
+        return torch.cat(groups, 1)
     axes = [0, *range(2, z.dim())] if name == "BatchNorm" else list(range(1, z.dim()))
+    if name == "RMSNorm":
+        return z / (z.square().mean(axes, keepdim=True) + 1e-5).sqrt()
     variance = z.var(axes, correction=0, keepdim=True)
     return (z - z.mean(axes, keepdim=True)) / (variance + 1e-5).sqrt()
 
@@ -55,6 +60,19 @@ def test_value_is_the_formula_written_out(name, kind, bias):
     x = sample(kind, dtype=torch.float64)
     expected = written_out(name, kind, x, block.weight, block.bias)
     torch.testing.assert_close(block(x), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_groups_are_normalised_each_for_itself(kind):
+    block = build("GroupNorm", kind, outputs=34, dtype=torch.float64)
+    assert block.norm.num_groups == 2
+    x = sample(kind, dtype=torch.float64)
+    torch.testing.assert_close(block(x), written_out("GroupNorm", kind, x, block.weight))
+
+
+@pytest.mark.parametrize(("outputs", "groups"), [(512, 32), (1000, 25), (64, 4), (31, 1), (1, 1)])
+def test_how_many_groups(outputs, groups):
+    assert baselines.group_count(outputs) == groups
 
 
 @pytest.mark.parametrize(("name", "kind"), EVERY)
@@ -80,9 +98,11 @@ def test_affine_starts_as_nothing_and_is_a_gain_and_a_shift(name, kind):
     x = sample(kind)
     torch.testing.assert_close(affine(x), plain(x))
     gain = affine.gain if name == "WeightNorm" else affine.norm.weight
-    shift = affine.shift if name == "WeightNorm" else affine.norm.bias
     nn.init.normal_(gain)
-    nn.init.normal_(shift)
+    shift = torch.zeros(6)
+    if name != "RMSNorm":
+        shift = affine.shift if name == "WeightNorm" else affine.norm.bias
+        nn.init.normal_(shift)
     view = (-1, *[1] * DIMENSIONS[kind])
     torch.testing.assert_close(affine(x), plain(x) * gain.view(view) + shift.view(view))
 
@@ -139,6 +159,8 @@ def test_state_dict_names():
     affine = ["norm.weight", "norm.bias"]
     assert keys("BatchNorm", **full) == ["weight", "bias", "scale", *affine, *statistics]
     assert keys("LayerNorm", **full) == ["weight", "bias", "scale", *affine]
+    assert keys("GroupNorm", **full) == ["weight", "bias", "scale", *affine]
+    assert keys("RMSNorm", **full) == ["weight", "bias", "scale", "norm.weight"]
     assert keys("WeightNorm", **full) == ["weight", "bias", "scale", "gain", "shift"]
     assert keys("Plain", bias=True, learn_scale=True) == ["weight", "bias", "scale"]
     assert keys("Plain", scale=2.0) == ["weight"]

@@ -17,6 +17,8 @@ NAMES = {
     "weight": "WeightNorm",
     "layer": "LayerNorm",
     "none": "Plain",
+    "group": "GroupNorm",
+    "rms": "RMSNorm",
 }
 
 
@@ -25,8 +27,9 @@ def build(factory, method, **options):
     return getattr(nn, factory)(method, 4, 6, *kernel, **options)
 
 
-def test_methods_are_the_papers_in_its_order():
-    assert tuple(METHODS) == ("pearson", "cosine", "batch", "weight", "layer", "none")
+def test_methods_are_the_papers_in_its_order_then_others():
+    papers = ("pearson", "cosine", "batch", "weight", "layer", "none")
+    assert tuple(METHODS) == (*papers, "group", "rms")
 
 
 @pytest.mark.parametrize("method", list(METHODS))
@@ -69,14 +72,14 @@ def test_convolution_arguments_arrive(method):
 
 @pytest.mark.parametrize("factory", DIMENSIONS)
 def test_affine_where_it_has_a_meaning(factory):
-    for method in ("batch", "weight", "layer"):
+    for method in ("batch", "weight", "layer", "group", "rms"):
         assert build(factory, method, affine=True).affine
     for method in ("pearson", "cosine", "none"):
-        with pytest.raises(ValueError, match=f"batch, weight, layer; got method '{method}'"):
+        with pytest.raises(ValueError, match=f"layer, group, rms; got method '{method}'"):
             build(factory, method, affine=True)
 
 
 @pytest.mark.parametrize("factory", DIMENSIONS)
 def test_unknown_method(factory):
-    with pytest.raises(ValueError, match=r"one of pearson, cosine, .*, none; got 'instance'"):
+    with pytest.raises(ValueError, match=r"one of pearson, cosine, .*, rms; got 'instance'"):
         build(factory, "instance")

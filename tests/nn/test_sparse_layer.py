@@ -190,7 +190,7 @@ def test_wrong_input_is_refused():
         layer(torch.rand(2, 30))
     with pytest.raises(ValueError, match=r"30 columns; got torch.sparse_csr of shape \(2, 31\)"):
         layer(csr(torch.rand(2, 31)))
-    with pytest.raises(ValueError, match=r"method must be one of pearson, .*, none; got 'group'"):
-        SparseLinear("group", 3, 3)
+    with pytest.raises(ValueError, match=r"method must be one of pearson, .*, rms; got 'instance'"):
+        SparseLinear("instance", 3, 3)
     with pytest.raises(ValueError, match="activation must be None or 'relu'; got 'gelu'"):
         SparseLinear("none", 3, 3, activation="gelu")

@@ -67,6 +67,16 @@ def test_hidden_layers_neither_rescale_nor_shift_unless_asked():
     affine = models.mlp(12, 5, Recipe(method="batch", affine=True), width=8)
     assert affine[1].norm.weight.shape == (8,)
     assert affine[3].norm.weight is None
+    own = models.mlp(12, 5, Recipe(method="cosine", affine=True), width=8)
+    assert own[1].scale.shape == own[1].bias.shape == (8,)
+    assert (own[3].scale.shape, own[3].bias) == ((1,), None)
+    for method, cause in (("pearson", "affine with the method pearson"), ("batch", None)):
+        recipe = Recipe(method=method, affine=True)
+        if cause is None:
+            assert models.mlp(12, 5, recipe, width=8, sparse=True)[1].norm.weight.shape == (8,)
+            continue
+        with pytest.raises(ValueError, match=f"no bias; got {cause}: use sparse=False"):
+            models.mlp(12, 5, recipe, width=8, sparse=True)
 
 
 def test_a_network_without_normalisation_has_no_scale():

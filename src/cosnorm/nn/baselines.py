@@ -1,4 +1,4 @@
-"""The methods that the paper compares with, as layers with the face of `CosineLinear` and its kin.
+"""The methods to compare with, as layers with the face of `CosineLinear` and its kin.
 
 A block computes `y = act(scale · normalised(z))`, z the pre-activation of torch's own layer:
 
@@ -7,21 +7,24 @@ A block computes `y = act(scale · normalised(z))`, z the pre-activation of torc
 | `BatchNorm…` | each output's z less its mean over the batch and the positions, by its deviation |
 | `WeightNorm…` | `(w/‖w‖)·x`: each output's weight vector has length one |
 | `LayerNorm…` | z less its mean over a sample's whole layer (features; C×H×W), by its deviation |
+| `GroupNorm…` | the same over groups of at least 16 outputs, 32 groups at most |
+| `RMSNorm…` | z by its root mean square over a sample's whole layer |
 | `Plain…` | z |
 
 The constructor is torch's, then `affine, scale, learn_scale, activation`, keyword-only. By default
 there is no bias and no affine, as in the paper's networks. `bias=True` adds torch's bias (zero at
 the start) to z, before batch and layer normalisation see it; batch normalisation then cancels it.
 `affine=True` follows the normalisation with a learned gain (1 at the start) and shift (0 at the
-start) for each output.
+start) for each output; root mean squares have the gain alone.
 
-State: `weight`, `bias` and, where learned, `scale`. Batch and layer normalisation are torch's own
-layers, held as `norm` (`norm.weight`, `norm.bias`, `norm.running_mean`, …), so that
+State: `weight`, `bias` and, where learned, `scale`. Batch, layer and group normalisation are
+torch's own layers, held as `norm` (`norm.weight`, `norm.bias`, `norm.running_mean`, …), so that
 `SyncBatchNorm.convert_sync_batchnorm` and `update_bn` find them; the affine of weight normalisation
 is `gain` and `shift`.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cosnorm.nn.base import Block, ConvBlock, LinearBlock
@@ -29,10 +32,47 @@ from cosnorm.ops.direct import transforming
 from cosnorm.ops.reference import stats_dtype, unit_weight
 
 
-class _Normed(Block):
-    """The methods that torch has a layer for, which then holds their state."""
+class RootMeanSquare(nn.Module):
+    """Rows (N, outputs, …) by the root mean square of each: torch's `RMSNorm` of whole samples.
 
-    norm: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.LayerNorm | nn.GroupNorm
+    affine: with a learned gain for each output.
+    """
+
+    def __init__(self, outputs: int, *, affine: bool, eps: float = 1e-5, **place) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(outputs, **place)) if affine else None
+
+    def reset_parameters(self) -> None:
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
+
+    def forward(self, input: Tensor) -> Tensor:
+        wide = input.to(stats_dtype(input.dtype))
+        y = F.rms_norm(wide, wide.shape[1:], eps=self.eps).to(input.dtype)
+        if self.weight is None:
+            return y
+        return y * self.weight.to(y.dtype).view(-1, *[1] * (y.dim() - 2))
+
+
+def group_count(outputs: int) -> int:
+    """Groups that group normalisation makes of so many outputs: the most that divide them, up to
+    32, with 16 outputs or more in each; 1 where there are no such.
+
+    >>> [group_count(outputs) for outputs in (512, 1000, 64, 10)]
+    [32, 25, 4, 1]
+    """
+    fitting = (n for n in range(32, 1, -1) if outputs % n == 0 and outputs // n >= 16)
+    return next(fitting, 1)
+
+
+class _Normed(Block):
+    """The methods whose normalisation is a module of its own, which then holds their state."""
+
+    norm: (
+        nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.LayerNorm | nn.GroupNorm
+        | RootMeanSquare
+    )  # fmt: skip
 
     def _reset_norm(self) -> None:
         self.norm.reset_parameters()
@@ -56,6 +96,19 @@ class _Layer(_Normed):
             self.norm = nn.GroupNorm(1, len(self.weight), affine=affine, **place)
         else:
             self.norm = nn.LayerNorm(len(self.weight), elementwise_affine=affine, **place)
+
+
+class _Group(_Normed):
+    def _add_norm(self, affine: bool) -> None:
+        place = {"device": self.weight.device, "dtype": self.weight.dtype}
+        outputs = len(self.weight)
+        self.norm = nn.GroupNorm(group_count(outputs), outputs, affine=affine, **place)
+
+
+class _Root(_Normed):
+    def _add_norm(self, affine: bool) -> None:
+        place = {"device": self.weight.device, "dtype": self.weight.dtype}
+        self.norm = RootMeanSquare(len(self.weight), affine=affine, **place)
 
 
 def _unit(weight: Tensor) -> Tensor:
@@ -184,6 +237,50 @@ class LayerNormConv2d(_Layer, ConvBlock, nn.Conv2d):
 
 class LayerNormConv3d(_Layer, ConvBlock, nn.Conv3d):
     """`nn.Conv3d` with layer normalisation of its output; see the module's docstring."""
+
+    dimensions = 3
+
+
+class GroupNormLinear(_Group, LinearBlock, nn.Linear):
+    """`nn.Linear` with group normalisation of its output; see the module's docstring."""
+
+
+class GroupNormConv1d(_Group, ConvBlock, nn.Conv1d):
+    """`nn.Conv1d` with group normalisation of its output; see the module's docstring."""
+
+    dimensions = 1
+
+
+class GroupNormConv2d(_Group, ConvBlock, nn.Conv2d):
+    """`nn.Conv2d` with group normalisation of its output; see the module's docstring."""
+
+    dimensions = 2
+
+
+class GroupNormConv3d(_Group, ConvBlock, nn.Conv3d):
+    """`nn.Conv3d` with group normalisation of its output; see the module's docstring."""
+
+    dimensions = 3
+
+
+class RMSNormLinear(_Root, LinearBlock, nn.Linear):
+    """`nn.Linear` with its output by its root mean square; see the module's docstring."""
+
+
+class RMSNormConv1d(_Root, ConvBlock, nn.Conv1d):
+    """`nn.Conv1d` with its output by its root mean square; see the module's docstring."""
+
+    dimensions = 1
+
+
+class RMSNormConv2d(_Root, ConvBlock, nn.Conv2d):
+    """`nn.Conv2d` with its output by its root mean square; see the module's docstring."""
+
+    dimensions = 2
+
+
+class RMSNormConv3d(_Root, ConvBlock, nn.Conv3d):
+    """`nn.Conv3d` with its output by its root mean square; see the module's docstring."""
 
     dimensions = 3
 

@@ -1,4 +1,4 @@
-"""A linear layer for sparse rows: the paper's methods, at the price of the entries that are there.
+"""A linear layer for sparse rows, of every method, at the price of the entries that are there.
 
 The dense layer multiplies by every weight; this one reads the weights of the words that occur. For
 that the weight lies input by input in memory (its shape stays `(out, in)`), so that an entry of a
@@ -6,9 +6,9 @@ row meets one contiguous run of weights. What remains is weight-sized work of th
 
     grad W = Σ rows that occur  +  shift ⊗ 1  −  W · slope
 
-with one `slope` and one `shift` per output (both zero for batch, layer and none). That form is
-kept as it is, a `RowGradient`, when the layer is told to: plain SGD then needs one pass over the
-weights, or none. Otherwise the gradient is made dense and autograd goes on as usual.
+with one `slope` and one `shift` per output (both zero for all but weight and the similarities).
+That form is kept as it is, a `RowGradient`, when the layer is told to: plain SGD then needs one
+pass over the weights, or none. Otherwise the gradient is made dense and autograd goes on as usual.
 
 Zero, precision and bound rules are those of the dense layers. No bias: an all-zero row gives 0.
 """
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from cosnorm.methods import METHODS
+from cosnorm.nn.baselines import RootMeanSquare, group_count
 
 # Rows of weights that are read together: few enough to stay in a cache with the sums that they go
 # to, and enough to be worth the waking of threads.
@@ -235,6 +236,10 @@ class SparseLinear(nn.Module):
             self.norm = nn.BatchNorm1d(outputs, affine=affine)
         elif self.method == "layer":
             self.norm = nn.LayerNorm(outputs, elementwise_affine=affine)
+        elif self.method == "group":
+            self.norm = nn.GroupNorm(group_count(outputs), outputs, affine=affine)
+        elif self.method == "rms":
+            self.norm = RootMeanSquare(outputs, affine=affine)
         has_gain = affine and self.method == "weight"
         self.gain = nn.Parameter(torch.ones(outputs)) if has_gain else None
         self.shift = nn.Parameter(torch.zeros(outputs)) if has_gain else None

@@ -3,7 +3,7 @@
 Layer k of network s is row s of every tensor here: weights (S, out, in), inputs (S, rows, in). No
 network sees another: the gradients of row s are those of the layer alone, up to the order of sums.
 
-    z = x·w                                  none, and before batch and layer normalisation
+    z = x·w                                  none, and before what is normalised afterwards
     z = x·w / |w|,   z = x·w / (|x| |w|)     weight, cosine (pearson: x and w centred)
     dw = gᵀx − w·slope + shift               g: gradient of the product; slope, shift: of an output
 
@@ -22,12 +22,22 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from cosnorm.nn.base import Block
-from cosnorm.nn.baselines import BatchNormLinear, LayerNormLinear, PlainLinear, WeightNormLinear
+from cosnorm.nn.baselines import (
+    BatchNormLinear,
+    GroupNormLinear,
+    LayerNormLinear,
+    PlainLinear,
+    RMSNormLinear,
+    WeightNormLinear,
+)
 from cosnorm.nn.linear import CosineLinear, PearsonLinear
 from cosnorm.ops.activations import ACTIVATIONS
 
 _SIMILAR = (CosineLinear, PearsonLinear)
-SERVED = (*_SIMILAR, BatchNormLinear, WeightNormLinear, LayerNormLinear, PlainLinear)
+SERVED = (
+    *(*_SIMILAR, BatchNormLinear, WeightNormLinear, LayerNormLinear, PlainLinear),
+    *(GroupNormLinear, RMSNormLinear),
+)
 
 
 @dataclass(frozen=True)
@@ -218,11 +228,17 @@ class StackedLinear(nn.Module):
         z: Tensor = _Product.apply(x, one.weight, mode, -1.0, sink)
         if one.bias is not None:
             z = z + one.bias.unsqueeze(1)
+        norm: Any = getattr(one, "norm", None)
         if isinstance(one, BatchNormLinear):
-            return _batch_norm(one.norm, z)
+            return _batch_norm(norm, z)
         if isinstance(one, LayerNormLinear):
-            norm = one.norm
             return _affine(F.layer_norm(z, z.shape[2:], eps=norm.eps), norm.weight, norm.bias)
+        if isinstance(one, GroupNormLinear):
+            y = F.group_norm(z.flatten(0, 1), norm.num_groups, eps=norm.eps).view_as(z)
+            return _affine(y, norm.weight, norm.bias)
+        if isinstance(one, RMSNormLinear):
+            y = F.rms_norm(z, z.shape[2:], eps=norm.eps)
+            return y if norm.weight is None else y * norm.weight.unsqueeze(1)
         if isinstance(one, WeightNormLinear):
             return _affine(z, one.gain, one.shift)
         return z

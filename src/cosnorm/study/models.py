@@ -26,7 +26,8 @@ class Recipe:
     """What all layers of a network share.
 
     method: one of `cosnorm.methods`. bias: a bias in every layer.
-    affine: re-scaling and re-shifting in hidden layers, for the methods that have it.
+    affine: re-scaling and re-shifting in hidden layers. Those of the similarities and of none are
+        the layer's own: a learned scale for each output, and the bias.
     scale, scale_start: the last layer's, "learned" (one number), "fixed" or "per_class".
     bn_momentum, bn_eps: of batch normalisation.
     """
@@ -41,8 +42,9 @@ class Recipe:
 
     @property
     def hidden(self) -> dict[str, Any]:
-        affine = self.affine and METHODS.named(self.method).affine
-        return {"bias": self.bias, "affine": affine, "activation": "relu"}
+        if self.affine and not METHODS.named(self.method).affine:
+            return {"bias": True, "learn_scale": "per_output", "activation": "relu"}
+        return {"bias": self.bias, "affine": self.affine, "activation": "relu"}
 
     @property
     def last(self) -> dict[str, Any]:
@@ -67,14 +69,14 @@ def mlp(
     >>> mlp(784, 10, Recipe(method="cosine"))(torch.rand(2, 1, 28, 28)).shape
     torch.Size([2, 10])
     """
-    if sparse and recipe.bias:
-        raise ValueError("a sparse first layer has no bias; got bias=True: use sparse=False")
-    inputs = shape if isinstance(shape, int) else math.prod(shape)
     hidden = recipe.hidden
-    without_bias = {key: hidden[key] for key in ("affine", "activation")}
+    if sparse and hidden["bias"]:
+        cause = "bias=True" if recipe.bias else f"affine with the method {recipe.method}"
+        raise ValueError(f"a sparse first layer has no bias; got {cause}: use sparse=False")
+    inputs = shape if isinstance(shape, int) else math.prod(shape)
     layers = nn.Sequential(
         nn.Identity() if sparse else nn.Flatten(),
-        SparseLinear(recipe.method, inputs, width, **without_bias)
+        SparseLinear(recipe.method, inputs, width, affine=recipe.affine, activation="relu")
         if sparse
         else linear(recipe.method, inputs, width, **hidden),
         linear(recipe.method, width, width, **hidden),

@@ -1,6 +1,7 @@
 """The claims in words: small studies on the embedded digits, made for real."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 import torch
 from experiment_cases import config_for, vector_data
 
-from cosnorm.study.claims import STUDIES, errors, study_named
+from cosnorm.study.claims import STUDIES, errors, modern, study_named
 from cosnorm.study.claims.networks import hidden_variances
 from cosnorm.study.claims.study import Setting, conduct, means
 from cosnorm.study.runs.errors import ConfigError
@@ -33,9 +34,13 @@ def test_every_study_has_a_claim_and_the_plans_setting(name):
     study = study_named(name)
     assert (study.name, study.claim[-1]) == (name, ".")
     full = study.setting(True)
-    assert (full.dataset, full.width, full.seeds) == ("mnist", 1000, 3)
-    assert full.epochs == (5 if name == "batch-size" else 20)
-    assert study.setting(False, epochs=7).epochs == 7
+    is_modern, dataset = name.startswith("modern"), name.removeprefix("modern-")
+    assert full.dataset == (dataset if is_modern else "mnist")
+    assert (full.width, full.seeds) == (1000, 3)
+    assert len(full.methods) == (8 if is_modern else 6)
+    lengths = {"batch-size": "5 epochs"}
+    assert full.length == ("5,000 steps" if is_modern else lengths.get(name, "20 epochs"))
+    assert study.setting(True, epochs=7).length == "7 epochs"
     names = [(c.method, c.lr, c.batch_size, c.seed) for c in study.configs(full)]
     assert len(names) == len(set(names))
 
@@ -117,8 +122,8 @@ def test_a_grid_is_widened_until_the_lowest_error_lies_inside():
     wider = study.more(rows("pearson", 9) + rows("none", 0), setting)
     found = {(c.method, c.lr, c.seed) for c in wider}
     assert found == {
-        ("pearson", 999.0, 0),
-        ("pearson", 999.0, 1),
+        ("pearson", 1000.0, 0),
+        ("pearson", 1000.0, 1),
         ("none", 0.00316, 0),
         ("none", 0.00316, 1),
     }
@@ -250,3 +255,66 @@ def test_a_program_whose_time_is_up(tmp_path):
     ended = program("steadiness", "--max-minutes", 0, "--out", tmp_path / "out")
     assert ended.returncode == 75
     assert ended.stderr.endswith("give the same command again to go on\n")
+
+
+def rows_for_a_choice(best, tried, held_out=True):
+    return [
+        {
+            "method": method,
+            "lr": lr,
+            "seed": 0,
+            "held_out": held_out,
+            "test_error": 5.0 + abs(math.log10(lr / rate)),
+        }
+        for method, rate in best.items()
+        for lr in tried
+    ]
+
+
+def test_a_rate_is_chosen_by_rows_held_out_and_then_tested():
+    study, setting = modern.ModernMnist(), Setting(**TINY, methods=("pearson", "batch"))
+    first = study.configs(setting)
+    assert {c.lr for c in first} == {0.1, 0.316, 1.0, 3.16, 10.0}
+    assert {(c.held_out, c.affine, c.seed) for c in first} == {(0.1, True, 0)}
+    rows = rows_for_a_choice({"pearson": 10.0, "batch": 1.0}, study.grid())
+    (wider,) = study.more(rows, setting)
+    assert (wider.method, wider.lr, wider.held_out) == ("pearson", 31.6, 0.1)
+    rows += rows_for_a_choice({"pearson": 10.0}, [31.6])
+    finals = study.more(rows, setting)
+    assert {(c.method, c.lr, c.seed) for c in finals} == {
+        ("pearson", 10.0, 0), ("pearson", 10.0, 1), ("batch", 1.0, 0), ("batch", 1.0, 1),
+    }  # fmt: skip
+    assert {(c.held_out, c.affine) for c in finals} == {(0.0, True)}
+    for config in finals:
+        key = {"method": config.method, "lr": config.lr, "seed": config.seed, "held_out": False}
+        # The lowest test error is at another rate's: nothing may hang on it.
+        rows.append({**key, "test_error": 1.0 if config.method == "batch" else 90.0})
+    assert study.more(rows, setting) == []
+    told = study.findings(rows, 359)
+    assert told[0] == ("pearson: rate 10 of 6 by its held-out error of 5.00 %; test error 90.00 %.")
+    assert told[2].startswith("pearson against batch: worse, +87.98")
+
+
+def test_a_method_that_trains_at_no_rate_is_told():
+    study, setting = modern.ModernMnist(), Setting(**TINY, methods=("none",))
+    rows, configs = [], study.configs(setting)
+    while configs:
+        rows += [{"method": "none", "lr": c.lr, "seed": 0, "held_out": bool(c.held_out),
+                  "test_error": None} for c in configs]  # fmt: skip
+        configs = study.more(rows, setting)
+    assert len(rows) == 5 + 2 * study.most
+    assert study.findings(rows, 359)[0] == "none: trains at none of 17 rates."
+
+
+def test_the_modern_reading(tmp_path):
+    setting = Setting(**TINY, methods=("pearson", "rms"))
+    done = conduct(study_named("modern-mnist"), setting, tmp_path)
+    rows = rows_of(tmp_path, "modern-mnist")
+    finals = [row for row in rows if not row["held_out"]]
+    assert len(finals) == 4 and len({(row["method"], row["lr"]) for row in finals}) == 2
+    assert len(rows) >= 4 + 2 * 5
+    assert any(told.startswith("rms: rate ") for told in done.findings)
+    assert (tmp_path / "modern-mnist.png").stat().st_size > 1000
+    held = json.loads(next((tmp_path / "runs").glob("rms-*-held-out/summary.json")).read_text())
+    assert (held["data"]["train"], held["data"]["test"]) == (1295, 143)
+    assert conduct(study_named("modern-mnist"), setting, tmp_path).findings == done.findings

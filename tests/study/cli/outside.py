@@ -45,7 +45,7 @@ class RmsConv2d(_Rms, nn.Conv2d):
         return self.finished(self._conv_forward(input, self.weight, self.bias))
 
 
-METHODS.add(Method("rms", "outside:Rms", 0.5, look=Look("#12ab34", "#ab1234", (2, 2))))
+METHODS.add(Method("mine", "outside:Rms", 0.5, look=Look("#12ab34", "#ab1234", (2, 2))))
 
 
 def bars(root):

@@ -62,7 +62,7 @@ def test_help_loads_neither_torch_nor_numpy():
     ("arguments", "told"),
     [
         (["train"], "Missing option"),
-        (["train", "--dataset", "digits", "--method", "group", "--epochs", "1"], "'group'"),
+        (["train", "--dataset", "digits", "--method", "instance", "--epochs", "1"], "'instance'"),
         (["train", "--dataset", "digits", "--method", "cosine"], "either --epochs or --steps"),
         (
             ["train", "--dataset", "digits", "--method", "cosine", "--epochs", "1", "--steps", "1"],
@@ -82,10 +82,9 @@ def test_help_loads_neither_torch_nor_numpy():
             "batch_size must be at least 2 for the method batch",
         ),
         (
-            ["train", "--dataset", "digits", "--method", "none", "--steps", "2", "--affine"],
-            "affine belongs to the methods batch, weight, layer; got method none",
+            ["train", "--dataset", "digits", "--method", "none", "--steps", "2", "--held-out", "1"],
+            "held_out must be at least 0 and below 1; got 1.0",
         ),
-        (["compare", "--dataset", "digits", "--methods", "none", "--affine"], "affine belongs to"),
         (["compare", "--dataset", "digits", "--methods", "cosine,foo"], "'cosine,foo'"),
         (["compare", "--dataset", "digits", "--seeds", "0"], "seeds"),
         (["reproduce", "imagenet"], "must be one of mnist, .* or all; got 'imagenet'"),

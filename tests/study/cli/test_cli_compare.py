@@ -6,6 +6,7 @@ import pytest
 from cli_cases import cosnorm, is_one_readable_line, own_data
 
 from cosnorm.methods import PAPER_METHODS
+from cosnorm.study.train.run import load_run
 
 
 @pytest.fixture(scope="module")
@@ -220,19 +221,20 @@ def test_the_comparison_that_make_runs(tmp_path):
         assert summary["test_error_mean"] < 10
 
 
-def test_affine_goes_to_the_methods_that_have_it(tmp_path):
+def test_every_method_has_an_affine_of_its_own(tmp_path):
     ended = cosnorm(
-        *("compare", "--dataset", own_data(tmp_path / "own.npz"), "--methods", "cosine,layer"),
+        *("compare", "--dataset", own_data(tmp_path / "own.npz"), "--methods", "cosine,rms,none"),
         *("--epochs", 1, "--width", 16, "--affine", "--out", tmp_path / "out"),
     )
-    assert ended.returncode == 0
-    assert is_one_readable_line(ended.stderr)
-    assert "--affine is for layer; cosine has no affine" in ended.stderr
-    configs = {
-        method: json.loads((tmp_path / "out" / f"{method}-seed0" / "config.json").read_text())
-        for method in ("cosine", "layer")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr == ""
+    state = {
+        method: load_run(tmp_path / "out" / f"{method}-seed0").network.state_dict()
+        for method in ("cosine", "rms", "none")
     }
-    assert (configs["cosine"]["affine"], configs["layer"]["affine"]) == (False, True)
+    assert state["cosine"].keys() == state["none"].keys() | {"3.scale"}
+    assert {"1.scale", "1.bias", "2.scale", "2.bias"} < state["none"].keys()
+    assert "1.norm.weight" in state["rms"] and "3.norm.weight" not in state["rms"]
 
 
 def test_a_comparison_refuses_data_that_has_changed_before_it_trains_anything(tmp_path):

@@ -20,7 +20,7 @@ def test_settings_survive_json():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"method": "group"}, "method must be one of pearson, cosine, .*; got 'group'"),
+        ({"method": "mean"}, "method must be one of pearson, cosine, .*; got 'mean'"),
         ({"network": "resnet"}, "network must be one of mlp, vgg, small_conv; got 'resnet'"),
         ({"device": "tpu"}, "device must be one of cpu, cuda; got 'tpu'"),
         ({"steps": 3}, "either epochs or steps; got epochs=2, steps=3"),
@@ -33,8 +33,8 @@ def test_settings_survive_json():
         ({"momentum": 1.0}, "momentum must be at least 0 and below 1; got 1.0"),
         ({"ema_decay": -0.1}, "ema_decay must be at least 0 and below 1; got -0.1"),
         ({"bn_momentum": 0.0}, "bn_momentum must be above 0 and at most 1; got 0.0"),
-        ({"affine": True}, "affine belongs to the methods batch, weight, layer; got method cosine"),
-        ({"method": "none", "affine": True}, "got method none, which has none: leave affine out"),
+        ({"held_out": 1.0}, "held_out must be at least 0 and below 1; got 1.0"),
+        ({"held_out": -0.1}, "held_out must be at least 0 and below 1; got -0.1"),
         ({"method": "batch", "batch_size": 1}, "batch_size must be at least 2 for .* batch.*got 1"),
         ({"seed": -1}, "seed must be from 0 to 2\\^31 - 1; got -1"),
     ],

@@ -31,6 +31,8 @@ def test_what_all_of_the_papers_runs_share(dataset):
         "weight": 1.0,
         "layer": 1.0,
         "none": 0.1,
+        "group": 1.0,
+        "rms": 1.0,
     }
     config = preset(dataset, "layer", seed=3)
     assert config.seed == 3
@@ -75,5 +77,5 @@ def test_length():
 
 
 def test_unknown_method():
-    with pytest.raises(ConfigError, match=r"method must be one of pearson, .*; got 'group'"):
-        learning_rate("group")
+    with pytest.raises(ConfigError, match=r"method must be one of pearson, .*; got 'instance'"):
+        learning_rate("instance")

@@ -42,7 +42,7 @@ def test_a_convolutions_weights_are_those_of_an_output():
 @pytest.mark.parametrize("data", [vector_data, sparse_data], ids=["dense", "sparse"])
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_figures_for_every_layer(method, data):
-    affine = method in ("batch", "weight", "layer")
+    affine = METHODS[method].affine
     config = config_for(method, affine=affine, scale_start=5.0)
     figures = layer_figures(Learner(config, data()).network, config.lr)
     assert list(figures) == ["1", "2", "3"]

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from cosnorm.methods import METHODS
+from cosnorm.methods import METHODS, STUDIED
 from cosnorm.study.bench.arguments import add_device, count
 from cosnorm.study.bench.layers import DTYPES
 from cosnorm.study.bench.peers import compiled
@@ -35,7 +35,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "cosnorm bench network", description="A training step, by method"
     )
     add_device(parser)
-    parser.add_argument("--methods", default=",".join(reversed(list(METHODS))))
+    parser.add_argument("--methods", default=",".join(reversed(STUDIED)))
     parser.add_argument("--batch", type=count, help="128 on cuda, 8 on cpu")
     parser.add_argument("--channels", type=count, help="512 on cuda, 64 on cpu")
     parser.add_argument("--dtype", choices=DTYPES, help="autocast: bfloat16 on cuda, none on cpu")

@@ -11,14 +11,17 @@ from cosnorm.study.runs.errors import ConfigError
 if TYPE_CHECKING:
     from cosnorm.study.claims.study import Study
 
-STUDIES = ("learning-rates", "batch-size", "input", "steadiness", "variance", "normalisation")
+STUDIES = (
+    *("learning-rates", "batch-size", "input", "steadiness", "variance", "normalisation"),
+    *("modern-mnist", "modern-20news", "modern-cifar10"),
+)
 
 
 def study_named(name: str) -> "Study":
     """The study of this name."""
-    from cosnorm.study.claims import errors, networks
+    from cosnorm.study.claims import errors, modern, networks
 
-    kinds = (*errors.STUDIES, *networks.STUDIES)
+    kinds = (*errors.STUDIES, *networks.STUDIES, *modern.STUDIES)
     found = {kind.name: kind for kind in kinds}
     if name not in found:
         raise ConfigError(f"the study must be one of {', '.join(STUDIES)}; got {name!r}")

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from cosnorm.methods import METHODS
 from cosnorm.study.claims.figure import Panel, panel_of
 from cosnorm.study.claims.study import Row, Setting, Study, means
 from cosnorm.study.data import Dataset
 from cosnorm.study.report.verdicts import (
+    Verdict,
     least_deviation,
     mean_interval,
     standard_error,
@@ -20,10 +22,12 @@ from cosnorm.study.train.train import Outcome
 
 OURS, OTHERS = ("pearson", "cosine"), ("batch", "weight", "layer")
 STEADY_MARGIN = 0.3  # of log10 of a variance: a factor of two
-_ERROR = "test error (%)"
+ERROR = "test error (%)"
 
 
-class _Errors(Study):
+class Errors(Study):
+    """A row for each run: its error, and the variance of that."""
+
     def rows(
         self, config: Config, folder: Storage, dataset: Dataset, outcome: Outcome
     ) -> list[Row]:
@@ -42,51 +46,47 @@ class _Errors(Study):
         ]
 
 
-class LearningRates(_Errors):
+class LearningRates(Errors):
     """Error against rate, the grid widened until every method's lowest error lies inside it."""
 
     name = "learning-rates"
     claim = (
         "Cosine and Pearson can use larger learning rates than the other methods (10 against 1)."
     )
-    factor = math.sqrt(10)
     most = 6  # times that the grid is widened at either end
 
     def grid(self) -> list[float]:
         """0.01 to 316 in steps of √10."""
-        return [_round(0.01 * self.factor**k) for k in range(10)]
+        return [_half_decade(0.01, k) for k in range(10)]
 
     def configs(self, setting: Setting) -> list[Config]:
-        return self._at(setting, {method: self.grid() for method in setting.methods})
+        rates = {method: self.grid() for method in setting.methods}
+        return at_rates(setting, rates, setting.seeds)
 
     def more(self, rows: Sequence[Row], setting: Setting) -> list[Config]:
-        wider = {}
+        return at_rates(setting, self.wider(rows), setting.seeds)
+
+    def wider(self, rows: Sequence[Row]) -> dict[str, list[float]]:
+        """The next rate for every method whose lowest error lies at an end of what was tried."""
+        found = {}
         for method, errors in means(rows, "lr", "test_error").items():
             tried = sorted({row["lr"] for row in rows if row["method"] == method})
-            best = min(errors, key=lambda lr: errors[lr], default=None)
+            best = lowest(errors)
             if len(tried) >= len(self.grid()) + 2 * self.most:
                 continue
             if best is None or best == tried[0]:
-                wider[method] = [_round(tried[0] / self.factor)]
+                found[method] = [_half_decade(tried[0], -1)]
             elif best == tried[-1]:
-                wider[method] = [_round(tried[-1] * self.factor)]
-        return self._at(setting, wider)
-
-    def _at(self, setting: Setting, rates: Mapping[str, Sequence[float]]) -> list[Config]:
-        return [
-            setting.config(method, seed, lr=lr)
-            for seed in range(setting.seeds)
-            for method in rates
-            for lr in rates[method]
-        ]
+                found[method] = [_half_decade(tried[-1], 1)]
+        return found
 
     def findings(self, rows: Sequence[Row], tested: int) -> list[str]:
         told, largest = [], {}
         for method, errors in means(rows, "lr", "test_error").items():
-            if not errors:
+            best = lowest(errors)
+            if best is None:
                 told.append(f"{method}: no rate at which every seed trains.")
                 continue
-            best = min(errors, key=lambda lr: errors[lr])
             limit = errors[best] + 2 * standard_error(errors[best], tested)
             usable = [lr for lr in errors if errors[lr] <= limit]
             largest[method] = max(usable)
@@ -106,11 +106,11 @@ class LearningRates(_Errors):
         return told
 
     def panels(self, rows: Sequence[Row]) -> list[Panel]:
-        words = "learning rate", _ERROR
+        words = "learning rate", ERROR
         return [panel_of(rows, "Error against rate", "lr", "test_error", words, "xy")]
 
 
-class BatchSize(_Errors):
+class BatchSize(Errors):
     """Error against the size of batches, the rate in proportion to it."""
 
     name = "batch-size"
@@ -147,11 +147,11 @@ class BatchSize(_Errors):
         return [*told, *(f"{m} cannot train with batches of 1." for m in single)]
 
     def panels(self, rows: Sequence[Row]) -> list[Panel]:
-        words = "rows of a batch", _ERROR
+        words = "rows of a batch", ERROR
         return [panel_of(rows, "Error against batch", "batch_size", "test_error", words, "xy")]
 
 
-class Steadiness(_Errors):
+class Steadiness(Errors):
     """The variance of the test error from one evaluation to the next, at the end of training."""
 
     name = "steadiness"
@@ -183,7 +183,7 @@ class Steadiness(_Errors):
         return [panel_of(rows, "Steadiness", "method", "variance", words, "y")]
 
 
-class Normalisation(_Errors):
+class Normalisation(Errors):
     """No normalisation at several rates, beside every method at the paper's rate."""
 
     name = "normalisation"
@@ -213,36 +213,63 @@ class Normalisation(_Errors):
                 told.append(f"none at {lr:g}: {mean}.")
         paper = self._paper(rows)
         for method in dict.fromkeys(row["method"] for row in paper if row["method"] != "none"):
-            told.append(self._against(paper, method, tested))
+            told.append(against(paper, "none", method, tested, much=True).told)
         return told
 
     def _paper(self, rows: Sequence[Row]) -> list[Row]:
         """Every method at the rate of the paper's networks."""
         return [row for row in rows if row["method"] != "none" or row["lr"] == 0.1]
 
-    def _against(self, rows: Sequence[Row], method: str, tested: int) -> str:
-        differences = paired(rows, "none", method, "test_error", lambda error: error)
-        interval = mean_interval(differences, least_deviation(tested, errors=2))
-        if interval is None:
-            return f"none against {method}: too few seeds for a verdict."
-        errors = [row["test_error"] for row in rows if row["method"] in ("none", method)]
-        known = [error for error in errors if error is not None]
-        margin = standard_error(sum(known) / len(known), tested)
-        verdict = verdict_of(interval, margin)
-        much = ", and much" if interval.low > 10 * margin else ""
-        return (
-            f"none against {method}: {verdict}{much}, {interval.low:+.2f} to "
-            f"{interval.high:+.2f} points (margin {margin:.2f})."
-        )
-
     def panels(self, rows: Sequence[Row]) -> list[Panel]:
         paper = self._paper(rows)
         return [
-            panel_of(
-                rows, "Error against rate", "lr", "test_error", ("learning rate", _ERROR), "x"
-            ),
-            panel_of(paper, "Every method", "method", "test_error", ("", _ERROR)),
+            panel_of(rows, "Error against rate", "lr", "test_error", ("learning rate", ERROR), "x"),
+            panel_of(paper, "Every method", "method", "test_error", ("", ERROR)),
         ]
+
+
+def lowest(errors: Mapping[float, float]) -> float | None:
+    """The rate of the lowest error; None where there is none."""
+    return min(errors, key=lambda lr: errors[lr], default=None)
+
+
+def at_rates(
+    setting: Setting, rates: Mapping[str, Sequence[float]], seeds: int, **settings: Any
+) -> list[Config]:
+    """Every method at each of its rates, seed by seed."""
+    return [
+        setting.config(method, seed, lr=lr, **settings)
+        for seed in range(seeds)
+        for method in rates
+        for lr in rates[method]
+    ]
+
+
+class Against(NamedTuple):
+    """One method's errors against another's: the verdict on the first, and a sentence."""
+
+    verdict: Verdict
+    told: str
+
+
+def against(
+    rows: Sequence[Row], first: str, second: str, tested: int, *, much: bool = False
+) -> Against:
+    """The rule of pairs; much: whether to say so of what is worse by more than ten margins."""
+    differences = paired(rows, first, second, "test_error", lambda error: error)
+    interval = mean_interval(differences, least_deviation(tested, errors=2))
+    if interval is None:
+        return Against("no verdict", f"{first} against {second}: too few seeds for a verdict.")
+    errors = [row["test_error"] for row in rows if row["method"] in (first, second)]
+    known = [error for error in errors if error is not None]
+    margin = standard_error(sum(known) / len(known), tested)
+    verdict = verdict_of(interval, margin)
+    word = ", and much" if much and interval.low > 10 * margin else ""
+    told = (
+        f"{first} against {second}: {verdict}{word}, {interval.low:+.2f} to "
+        f"{interval.high:+.2f} points (margin {margin:.2f})."
+    )
+    return Against(verdict, told)
 
 
 def paired(rows: Sequence[Row], first: str, second: str, key: str, scale) -> list[float]:
@@ -258,6 +285,15 @@ def paired(rows: Sequence[Row], first: str, second: str, key: str, scale) -> lis
 def log_variance(variance: float) -> float:
     """log10, of a variance that may be 0: the least that one wrong row in 10,000 can make."""
     return math.log10(max(variance, 1e-6))
+
+
+def _half_decade(rate: float, steps: int) -> float:
+    """So many steps of √10 from a rate of the grid; however it is reached, it is the same number.
+
+    >>> _half_decade(0.0316, -1)
+    0.01
+    """
+    return _round(10 ** ((round(2 * math.log10(rate)) + steps) / 2))
 
 
 def _round(rate: float) -> float:

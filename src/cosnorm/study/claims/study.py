@@ -3,11 +3,11 @@
 import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cosnorm.methods import METHODS
+from cosnorm.methods import STUDIED
 from cosnorm.study.claims.figure import Panel, figure_files
 from cosnorm.study.data import Dataset
 from cosnorm.study.runs.config import Config
@@ -24,38 +24,62 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """How large a study is: its data, the length of its runs, seeds, the network's width."""
+    """How large a study is: its data, the length of its runs (in epochs or in steps), seeds, the
+    network and its width.
+    """
 
     dataset: str = "digits"
-    epochs: int = 4
+    epochs: int | None = 4
+    steps: int | None = None
     seeds: int = 2
+    network: str = "mlp"
     width: int = 64
     device: str = "cpu"
-    methods: tuple[str, ...] = tuple(METHODS)
+    methods: tuple[str, ...] = STUDIED
 
     def config(self, method: str, seed: int, **settings: Any) -> Config:
-        length = {"epochs": self.epochs, "width": self.width, "network": "mlp"}
-        return configure(self.dataset, method, seed, device=self.device, **length, **settings)
+        size = {"epochs": self.epochs, "steps": self.steps, "width": self.width}
+        size["network"] = self.network
+        return configure(self.dataset, method, seed, device=self.device, **size, **settings)
+
+    @property
+    def length(self) -> str:
+        """
+        >>> Setting(epochs=20).length
+        '20 epochs'
+        """
+        count, unit = (self.epochs, "epoch") if self.steps is None else (self.steps, "step")
+        return f"{count:,} {unit}{'s' if count != 1 else ''}"
 
 
 class Study:
     """One claim: its runs, its measurements and its rule.
 
     name, claim: as the command line and the result give them.
-    epochs, quick_epochs: the length of its runs in the plan, and where minutes must do.
+    dataset, network, epochs or steps: of its runs in the plan.
+    quick_epochs: the length of its runs where minutes must do.
+    methods: those that it compares.
     """
 
     name: str
     claim: str
-    epochs = 20
+    dataset = "mnist"
+    network = "mlp"
+    epochs: int | None = 20
+    steps: int | None = None
     quick_epochs = 4
+    methods = STUDIED
 
     def setting(self, full: bool, **values: Any) -> "Setting":
-        """The plan's (MNIST, the paper's network, three seeds), or a quick one; None as it is."""
-        own: dict[str, Any] = {"epochs": self.quick_epochs}
+        """The plan's (MNIST or other data, three seeds), or a quick one; None as it is."""
+        own: dict[str, Any] = {"epochs": self.quick_epochs, "methods": self.methods}
         if full:
-            own = {"dataset": "mnist", "epochs": self.epochs, "seeds": 3, "width": 1000}
-        return Setting(**own | {key: v for key, v in values.items() if v is not None})
+            own |= {"dataset": self.dataset, "network": self.network, "width": 1000, "seeds": 3}
+            own |= {"epochs": self.epochs, "steps": self.steps}
+        given = {key: v for key, v in values.items() if v is not None}
+        if "epochs" in given:
+            own["steps"] = None
+        return Setting(**own | given)
 
     def configs(self, setting: Setting) -> list[Config]:
         """The runs, here every method with every seed."""
@@ -108,7 +132,7 @@ def conduct(
     launch = launcher or InProcess(data_dir=data_dir, keep_checkpoints=False)
     storage = storage_at(out)
     configs = study.configs(setting)
-    dataset = dataset_for(configs[0], data_dir)
+    dataset = dataset_for(replace(configs[0], held_out=0.0), data_dir)
     found = _found(study, setting, storage)
     rows: list[Row] = []
     while configs:
@@ -126,8 +150,8 @@ def conduct(
             name = label(job.config)
             tell(f"{numbers[name]} of {len(configs)}: {name} {_ending(outcome)}")
             found[name] = study.rows(job.config, job.storage, dataset, outcome)
-        # In the order of the plan, whichever run was over first.
-        found |= {name: found.pop(name) for name in numbers}
+        if jobs:  # in the order of the plan, whichever run was over first
+            found |= {name: found.pop(name) for name in numbers}
         rows = [row for measured in found.values() for row in measured]
         configs = study.more(rows, setting)
     findings = study.findings(rows, len(dataset.test))
@@ -168,7 +192,8 @@ def _ending(outcome: Outcome) -> str:
 
 def label(config: Config) -> str:
     """The name of a run's folder in a study."""
-    return f"{config.method}-lr{config.lr:g}-batch{config.batch_size}-seed{config.seed}"
+    name = f"{config.method}-lr{config.lr:g}-batch{config.batch_size}-seed{config.seed}"
+    return f"{name}-held-out" if config.held_out else name
 
 
 def _write(

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from cosnorm.methods import METHODS, PAPER_METHODS
 from cosnorm.study.cli.settings import chosen_device
 from cosnorm.study.names import DATASETS
@@ -43,19 +41,16 @@ def all_configured(
     steps: int | None,
     settings: dict[str, Any],
 ) -> list[Config]:
-    """Every method with every seed; affine goes to the methods that have it, if any has."""
+    """Every method with every seed."""
     count = len(methods) * seeds
     if count > _MOST_RUNS:
         raise ConfigError(
             f"a comparison has at most {_MOST_RUNS:,} runs; got {count:,} ({len(methods)} methods "
             f"with {seeds:,} seeds each): give fewer --seeds"
         )
-    some = any(METHODS[method].affine for method in methods)
-    skipping = {**settings, "affine": None}
     return [
-        configured(dataset, method, seed, epochs, steps, chosen)
+        configured(dataset, method, seed, epochs, steps, settings)
         for method in methods
-        for chosen in [skipping if some and not METHODS[method].affine else settings]
         for seed in range(seeds)
     ]
 
@@ -88,18 +83,6 @@ def check_data_dir(datasets: Sequence[str], data_dir: Path | None, is_here: bool
         raise ConfigError(
             f"--data-dir must be a folder; there is none at {data_dir}: name the one that holds "
             "the data, or leave it out for $COSNORM_DATA or the cache"
-        )
-
-
-def tell_of_affine(methods: Sequence[str], settings: dict[str, Any]) -> None:
-    """Say where `--affine` has no part."""
-    having = [method for method in methods if METHODS[method].affine]
-    others = [method for method in methods if not METHODS[method].affine]
-    if settings.get("affine") and others:
-        typer.echo(
-            f"cosnorm: --affine is for {', '.join(having)}; {', '.join(others)} "
-            f"{'has' if len(others) == 1 else 'have'} no affine, and none is recorded there",
-            err=True,
         )
 
 

@@ -11,7 +11,6 @@ from cosnorm.study.cli.configs import (
     check_used,
     chosen_methods,
     configured,
-    tell_of_affine,
 )
 from cosnorm.study.cli.display import closing, watcher_for, watchers_for
 from cosnorm.study.cli.failures import DIVERGED, FAILED, STOPPED, fail, readable, resumable
@@ -171,7 +170,6 @@ def compare(
     configs = all_configured(dataset, chosen, seeds, epochs, steps, settings)
     check_used(configs, settings)
     check_data_dir([configs[0].dataset], data_dir, launcher != LauncherName.ray)
-    tell_of_affine(chosen, settings)
     options = {
         "data_dir": data_dir,
         "checkpoint_seconds": checkpoint_seconds,
@@ -234,7 +232,6 @@ def reproduce(
     tables = PAPER if table == "all" else (table,)
     configs = {t: all_configured(t, chosen, seeds, epochs, steps, settings) for t in tables}
     check_used([config for some in configs.values() for config in some], settings)
-    tell_of_affine(chosen, settings)
     options = {
         "data_dir": data_dir,
         "checkpoint_seconds": checkpoint_seconds,

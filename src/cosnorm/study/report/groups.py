@@ -215,7 +215,8 @@ def _groups(runs: Sequence[Run], table: Published | None, warnings: list[str]) -
         for variant, members in _variants(by_method[method], made_on):
             members = _one_a_seed(members, warnings)
             data = made_on.get(id(members[0]), "")
-            groups.append(Group(method, variant, members, result, data))
+            tested = not members[0].config.get("held_out")  # else there is nothing to hold it to
+            groups.append(Group(method, variant, members, result if tested else None, data))
     return groups
 
 

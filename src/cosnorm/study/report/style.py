@@ -6,10 +6,10 @@ Methods bring their own (`cosnorm.methods`); what has none, or is not known here
 from cosnorm.methods import METHODS, Look
 
 _SPARE = (
-    Look("#3B3FA8", "#9AA0FF", (10, 2)),
-    Look("#7A4B1E", "#D2A679", (4, 1.5, 1.5, 1.5)),
     Look("#11827F", "#56D6D2", (8, 2, 3, 2)),
     Look("#8C1C3A", "#FF8FA8", (2, 2, 6, 2)),
+    Look("#2F4B7C", "#8FB3F0", (12, 2, 2, 2)),
+    Look("#4D5B00", "#C3D65A", (3, 3)),
 )
 
 _VARIANT_DASHES = ((), (6, 2), (1.5, 1.5), (6, 2, 1.5, 2), (3, 1.5), (10, 2))

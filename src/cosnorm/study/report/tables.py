@@ -206,6 +206,12 @@ def notes(section: DatasetGroups) -> list[str]:
         f"{_window(section.runs)}; variance: that of the error within this window, averaged over "
         "seeds. Test-set SE: how far the error may be off on other test rows, whatever the seeds."
     ]
+    if any(run.config.get("held_out") for run in section.runs):
+        lines.insert(
+            0,
+            "With held_out, the error is that on a share of the training part which was kept from "
+            "training; the test part was not used.",
+        )
     if not section.has_one_length:
         lines.insert(
             0,

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, get_args, get_type_hints
 
-from cosnorm.methods import METHODS, with_affine
+from cosnorm.methods import METHODS
 from cosnorm.study.names import NETWORKS, PIPELINES
 from cosnorm.study.runs.errors import ConfigError
 
@@ -40,7 +40,7 @@ class Config:
     `cosnorm.study.names` have the tables.
 
     dataset: digits, mnist, 20news, cifar10, cifar100, svhn, or a path of the user's own.
-    method: pearson, cosine, batch, weight, layer or none, in every layer of the network.
+    method: pearson, cosine, batch, weight, layer, none, group or rms, in every layer.
     network: mlp (2 hidden layers), vgg (the paper's 9 convolutions) or small_conv (for CPUs).
     epochs, steps: the length of the run, one of the two.
     batch_size: rows of a step; what is left of an epoch after its last full batch is not used.
@@ -50,8 +50,7 @@ class Config:
     init_std: deviation of the truncated normal initialisation (open: "0.1 variance").
     scale, scale_start: what multiplies the last layer's normalised values before softmax: one
         learned number, a fixed one, or one per class; and its (first) value (open).
-    bias, affine: a bias in every layer; re-scaling and re-shifting in hidden ones, which batch,
-        weight and layer have (paper: neither).
+    bias, affine: a bias in every layer; re-scaling and re-shifting in hidden ones (paper: neither).
     pool: same-padded convolutions with pools of stride 2, or valid ones with pools of stride 1
         (open).
     bn_momentum, bn_eps: of batch normalisation (open).
@@ -60,6 +59,8 @@ class Config:
     tfidf, min_df: documents: raw or L2-normalised tf·idf; how many a word must be in (open).
     svhn_extra: with the extra images of SVHN, as in the paper, or without.
     image_size: side to which images of the user's own folders are brought; None for theirs.
+    held_out: the share of the training part, of each class, that is kept from training and takes
+        the place of the test part: to choose settings by, so that the test part is not.
     ema_decay: of the parameters' moving average, min(ema_decay, (1+t)/(10+t)); 0 for none.
     ema_statistics: batch norm's statistics averaged with the parameters, or raw (open).
     eval_every: epochs (or steps, where steps give the length) between evaluations (open).
@@ -97,6 +98,7 @@ class Config:
     min_df: int = 5
     svhn_extra: bool = True
     image_size: int | None = None
+    held_out: float = 0.0
     ema_decay: float = 0.0
     ema_statistics: str = "averaged"
     eval_every: int = 1
@@ -122,7 +124,7 @@ class Config:
                 raise ConfigError(f"{key} must be at least 1; got {getattr(self, key)}")
         for key in ("lr", "init_std", "scale_start", "bn_eps"):
             _check_number(key, getattr(self, key), 0.0, math.inf, "above 0 and finite")
-        for key in ("momentum", "weight_decay", "ema_decay"):
+        for key in ("momentum", "weight_decay", "ema_decay", "held_out"):
             _check_number(key, getattr(self, key), -1e-300, 1.0, "at least 0 and below 1")
         _check_number("bn_momentum", self.bn_momentum, 0.0, 1.0 + 1e-15, "above 0 and at most 1")
         if not 0 <= self.seed < 2**31:
@@ -131,11 +133,6 @@ class Config:
 
     def _check_method(self) -> None:
         method = METHODS[self.method]
-        if self.affine and not method.affine:
-            raise ConfigError(
-                f"affine belongs to the methods {', '.join(with_affine())}; got method "
-                f"{self.method}, which has none: leave affine out"
-            )
         if method.over_batch and self.batch_size < 2:
             raise ConfigError(
                 f"batch_size must be at least 2 for the method {self.method}, which normalises "

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from cosnorm.registry import resolve
-from cosnorm.study.data import Dataset, Pipeline, load
+from cosnorm.study.data import Dataset, Pipeline, held_out, load
 from cosnorm.study.names import DATASETS, OWN, PIPELINES, own_kind
 from cosnorm.study.runs.config import Config
 
@@ -13,7 +13,8 @@ def dataset_for(config: Config, data_dir: str | Path | None = None) -> Dataset:
     named = config.dataset in DATASETS
     entry = DATASETS[config.dataset] if named else OWN[own_kind(config.dataset)]
     options = {option: getattr(config, key) for key, option in entry.settings.items()}
-    return load(config.dataset, data_dir, **options)
+    dataset = load(config.dataset, data_dir, **options)
+    return held_out(dataset, config.held_out) if config.held_out else dataset
 
 
 def pipeline_for(config: Config) -> Pipeline:

@@ -125,4 +125,4 @@ class InProcess:
 
 def _data_key(config: Config) -> list[object]:
     options = DATASETS[config.dataset].settings if config.dataset in DATASETS else ()
-    return [getattr(config, name) for name in ("dataset", *_OF_OWN_DATA, *options)]
+    return [getattr(config, name) for name in ("dataset", "held_out", *_OF_OWN_DATA, *options)]
