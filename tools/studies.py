@@ -69,7 +69,7 @@ def counted(count: int, what: str) -> str:
 def _setting(told: dict[str, Any]) -> "Setting":
     from cosnorm.study.claims.study import Setting
 
-    return Setting(**{**told, "methods": tuple(told["methods"])})
+    return Setting(**told)
 
 
 def _smaller(name: str, setting: dict[str, Any]) -> list[str]:
