@@ -2,7 +2,7 @@
 
 import math
 
-from cosnorm.study.claims.figure import _draw, figure_files, panel_of
+from cosnorm.study.claims.figure import _by_label, _draw, figure_files, panel_of
 from cosnorm.study.report.figures import new_figure
 from cosnorm.study.report.style import looks
 
@@ -26,3 +26,11 @@ def test_a_line_has_a_gap_where_no_run_has_a_number():
 def test_one_number_of_a_run_is_a_point_for_each_seed():
     line = drawn([{"method": "none", "error": error} for error in (1.0, 2.0, 4.0)], "method")
     assert list(line.get_ydata()) == [1.0, 2.0, 4.0] and line.get_linestyle() == "None"
+
+
+def test_the_legend_shows_the_line_where_a_method_has_points_too():
+    rows = [{"method": "none", "lr": lr, "error": 3.0} for lr in (0.1, 1.0)]
+    _, axes = new_figure(2, 1, 4, 3)
+    for ax, key in zip(axes.flat, ("lr", "method"), strict=True):
+        _draw(ax, panel_of(rows, "title", key, "error", ("x", "y")), looks(["none"]))
+    assert _by_label(axes.flat)["none"] is axes.flat[0].get_lines()[0]

@@ -3,7 +3,7 @@ with a point for each seed where there is one number of a run."""
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from cosnorm.study.report.style import looks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,19 @@ def figure_files(panels: Sequence[Panel]) -> dict[str, bytes]:
         styles = looks(methods)  # of all panels, so that no two lines of the legend look alike
         for ax, panel in zip(axes.flat, panels, strict=True):
             _draw(ax, panel, styles)
-        shown = {line.get_label(): line for ax in axes.flat for line in ax.get_lines()}
+        shown = _by_label(axes.flat)
         figure.legend(
             [shown[m] for m in methods], methods, loc="outside lower center", frameon=False,
             ncols=3,
         )  # fmt: skip
         return saved("", figure)
+
+
+def _by_label(axes: "Iterable[Axes]") -> "dict[Any, Line2D]":
+    """What stands for each method in the legend: its line where it has one, else its points."""
+    drawn = [line for ax in axes for line in ax.get_lines()]
+    drawn.sort(key=lambda line: line.get_linestyle() != "None")
+    return {line.get_label(): line for line in drawn}
 
 
 def _draw(ax: "Axes", panel: Panel, styles: Mapping[str, Look]) -> None:
