@@ -72,7 +72,9 @@ def mlp(
     hidden = recipe.hidden
     if sparse and hidden["bias"]:
         cause = "bias=True" if recipe.bias else f"affine with the method {recipe.method}"
-        raise ValueError(f"a sparse first layer has no bias; got {cause}: use sparse=False")
+        raise ValueError(
+            f"a sparse first layer has no bias; got {cause}: use sparse=False (--no-sparse)"
+        )
     inputs = shape if isinstance(shape, int) else math.prod(shape)
     layers = nn.Sequential(
         nn.Identity() if sparse else nn.Flatten(),

@@ -292,7 +292,43 @@ def test_a_rate_is_chosen_by_rows_held_out_and_then_tested():
     assert study.more(rows, setting) == []
     told = study.findings(rows, 359)
     assert told[0] == ("pearson: rate 10 of 6 by its held-out error of 5.00 %; test error 90.00 %.")
-    assert told[2].startswith("pearson against batch: worse, +87.98")
+    assert "pearson against batch: worse, +87.98 to +90.02 points (margin 2.63)." in told
+    assert told[-1] == "The claim holds for 0 of its 4 pairs."
+    lost = [{**row, "test_error": None} if row["seed"] and not row["held_out"] else row
+            for row in rows]  # fmt: skip
+    told = study.findings(lost, 359)
+    assert "test error not a number for every seed." in told[0]
+    assert "pearson against batch: too few seeds for a verdict." in told
+
+
+def test_a_pair_with_a_seed_that_diverged_says_so_and_does_not_count():
+    study = modern.ModernMnist()
+    rows = rows_for_a_choice({"pearson": 1.0, "cosine": 1.0}, study.grid())
+    for method, found in {"pearson": (1.0, 1.0, None), "cosine": (5.0, 5.1, 5.0)}.items():
+        rows += [
+            {"method": method, "lr": 1.0, "seed": seed, "held_out": False, "test_error": error}
+            for seed, error in enumerate(found)
+        ]
+    told = study.findings(rows, 10_000)
+    (pair,) = [line for line in told if line.startswith("pearson against cosine: better")]
+    assert pair.endswith("without seeds of which one has no number.")
+    assert told[-1] == "The claim holds for 0 of its 4 pairs."
+
+
+def test_a_grid_that_was_widened_in_vain_says_so():
+    study, setting = modern.ModernMnist(), Setting(**TINY, methods=("none",))
+    rows, configs = [], study.configs(setting)
+    while configs:
+        rows += [{"method": "none", "lr": c.lr, "seed": c.seed, "held_out": bool(c.held_out),
+                  "test_error": 50 / (1 + c.lr)} for c in configs]  # fmt: skip
+        configs = study.more(rows, setting)
+    assert (
+        "rate 1e+07 of 17 by its held-out error of 0.00 % (the last that was tried"
+        in (study.findings(rows, 359)[0])
+    )
+    low = [{**row, "test_error": None if row["lr"] > 1 else 1 / row["lr"]} for row in rows]
+    told = errors.LearningRates().findings([r for r in low if r["held_out"]], 359)
+    assert "lowest error 1.00 % at 1; usable" in told[0], "the next rate was tried, and diverged"
 
 
 def test_a_method_that_trains_at_no_rate_is_told():
@@ -302,7 +338,7 @@ def test_a_method_that_trains_at_no_rate_is_told():
         rows += [{"method": "none", "lr": c.lr, "seed": 0, "held_out": bool(c.held_out),
                   "test_error": None} for c in configs]  # fmt: skip
         configs = study.more(rows, setting)
-    assert len(rows) == 5 + 2 * study.most
+    assert len(rows) == 5 + study.most
     assert study.findings(rows, 359)[0] == "none: trains at none of 17 rates."
 
 

@@ -202,3 +202,33 @@ def test_published_numbers_of_the_paper():
     for table in PAPER.values():
         lowest = min(table.results, key=lambda method: table.results[method].test_error)
         assert lowest == "pearson"
+
+
+def test_a_setting_that_older_runs_do_not_know_has_its_default_there(tmp_path):
+    write_run(tmp_path / "a", config_of("pearson"))
+    write_run(tmp_path / "b", config_of("pearson", 1, held_out=0.0, sync_batch_norm=False))
+    write_run(tmp_path / "c", config_of("pearson", 2, sync_batch_norm=True))
+    (section,), _ = sections_of(tmp_path)
+    assert [(group.variant, len(group.runs)) for group in section.groups] == [
+        ("sync_batch_norm=false", 2),
+        ("sync_batch_norm=true", 1),
+    ]
+
+
+def test_what_was_tested_on_rows_held_out_stands_apart(tmp_path):
+    for method in ("pearson", "batch"):
+        write_run(tmp_path / method, config_of(method, held_out=0.1))
+    write_run(tmp_path / "tested", config_of("cosine"))
+    (tested, held), warnings = sections_of(tmp_path)
+    assert warnings == []
+    assert (tested.dataset, held.dataset) == ("mnist", "mnist (0.1 held out)")
+    assert [group.method for group in tested.groups] == ["cosine"]
+    assert (tested.is_held_out, held.is_held_out) == (False, True)
+    assert tested.published is not None and held.published is None
+    assert all(group.published is None for group in held.groups)
+    table = markdown([tested, held])
+    assert table.count("which was kept from training") == 1
+    write_report(tmp_path, tmp_path / "report")
+    csv = (tmp_path / "report" / "table.csv").read_text()
+    assert csv.count("mnist (0.1 held out),") == 2
+    assert "which was kept from training" in (tmp_path / "report" / "index.html").read_text()

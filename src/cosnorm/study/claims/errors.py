@@ -53,7 +53,7 @@ class LearningRates(Errors):
     claim = (
         "Cosine and Pearson can use larger learning rates than the other methods (10 against 1)."
     )
-    most = 6  # times that the grid is widened at either end
+    most = 12  # rates beyond the grid that a method may be tried at
 
     def grid(self) -> list[float]:
         """0.01 to 316 in steps of √10."""
@@ -70,9 +70,9 @@ class LearningRates(Errors):
         """The next rate for every method whose lowest error lies at an end of what was tried."""
         found = {}
         for method, errors in means(rows, "lr", "test_error").items():
-            tried = sorted({row["lr"] for row in rows if row["method"] == method})
+            tried = rates_of(rows, method)
             best = lowest(errors)
-            if len(tried) >= len(self.grid()) + 2 * self.most:
+            if len(tried) >= len(self.grid()) + self.most:
                 continue
             if best is None or best == tried[0]:
                 found[method] = [_half_decade(tried[0], -1)]
@@ -90,8 +90,9 @@ class LearningRates(Errors):
             limit = errors[best] + 2 * standard_error(errors[best], tested)
             usable = [lr for lr in errors if errors[lr] <= limit]
             largest[method] = max(usable)
+            end = at_an_end(rates_of(rows, method), best)
             told.append(
-                f"{method}: lowest error {errors[best]:.2f} % at {best:g}; usable (within two "
+                f"{method}: lowest error {errors[best]:.2f} % at {best:g}{end}; usable (within two "
                 f"test-set standard errors of it) from {min(usable):g} to {max(usable):g}."
             )
         ours = [largest[m] for m in OURS if m in largest]
@@ -233,6 +234,17 @@ def lowest(errors: Mapping[float, float]) -> float | None:
     return min(errors, key=lambda lr: errors[lr], default=None)
 
 
+def rates_of(rows: Sequence[Row], method: str) -> list[float]:
+    """The rates that a method was tried at, from the smallest to the largest."""
+    return sorted({row["lr"] for row in rows if row["method"] == method})
+
+
+def at_an_end(tried: Sequence[float], best: float) -> str:
+    """What is said where no rate beyond the best was tried, however far the grid was widened."""
+    is_inside = tried[0] < best < tried[-1]
+    return "" if is_inside else " (the last that was tried: a better one may lie beyond)"
+
+
 def at_rates(
     setting: Setting, rates: Mapping[str, Sequence[float]], seeds: int, **settings: Any
 ) -> list[Config]:
@@ -246,10 +258,14 @@ def at_rates(
 
 
 class Against(NamedTuple):
-    """One method's errors against another's: the verdict on the first, and a sentence."""
+    """One method's errors against another's: the verdict on the first, and a sentence.
+
+    whole: whether both have a number of every seed.
+    """
 
     verdict: Verdict
     told: str
+    whole: bool
 
 
 def against(
@@ -258,18 +274,21 @@ def against(
     """The rule of pairs; much: whether to say so of what is worse by more than ten margins."""
     differences = paired(rows, first, second, "test_error", lambda error: error)
     interval = mean_interval(differences, least_deviation(tested, errors=2))
-    if interval is None:
-        return Against("no verdict", f"{first} against {second}: too few seeds for a verdict.")
     errors = [row["test_error"] for row in rows if row["method"] in (first, second)]
     known = [error for error in errors if error is not None]
+    whole = len(known) == len(errors) == 2 * len(differences)
+    if interval is None:
+        told = f"{first} against {second}: too few seeds for a verdict."
+        return Against("no verdict", told, whole)
     margin = standard_error(sum(known) / len(known), tested)
     verdict = verdict_of(interval, margin)
     word = ", and much" if much and interval.low > 10 * margin else ""
     told = (
         f"{first} against {second}: {verdict}{word}, {interval.low:+.2f} to "
-        f"{interval.high:+.2f} points (margin {margin:.2f})."
+        f"{interval.high:+.2f} points (margin {margin:.2f})"
+        f"{'' if whole else ', without seeds of which one has no number'}."
     )
-    return Against(verdict, told)
+    return Against(verdict, told, whole)
 
 
 def paired(rows: Sequence[Row], first: str, second: str, key: str, scale) -> list[float]:

@@ -11,7 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from cosnorm.methods import STUDIED
-from cosnorm.study.claims.errors import ERROR, LearningRates, against, at_rates, lowest
+from cosnorm.study.claims.errors import (
+    ERROR,
+    LearningRates,
+    against,
+    at_an_end,
+    at_rates,
+    lowest,
+    rates_of,
+)
 from cosnorm.study.claims.figure import Panel, panel_of
 from cosnorm.study.claims.study import Row, Setting, means
 from cosnorm.study.data import Dataset
@@ -70,34 +78,28 @@ class Modern(LearningRates):
         told = []
         for method, errors in by_rate.items():
             rate = rates.get(method)
-            count = len({row["lr"] for row in held if row["method"] == method})
+            tried = rates_of(held, method)
             if rate is None:
-                told.append(f"{method}: trains at none of {count} rates.")
+                told.append(f"{method}: trains at none of {len(tried)} rates.")
                 continue
             result = results.get(method, {}).get(rate)
             told.append(
-                f"{method}: rate {rate:g} of {count} by its held-out error of "
-                f"{errors[rate]:.2f} %; test error "
+                f"{method}: rate {rate:g} of {len(tried)} by its held-out error of "
+                f"{errors[rate]:.2f} %{at_an_end(tried, rate)}; test error "
                 f"{'not a number for every seed' if result is None else f'{result:.2f} %'}."
             )
         return [*told, *self._pairs(finals, tested)]
 
     def _pairs(self, finals: Sequence[Row], tested: int) -> list[str]:
-        have = {row["method"] for row in finals}
         claimed = [("pearson", "cosine")]
         claimed += [("cosine", other) for other in ("batch", "weight", "layer")]
         beyond = [("pearson", other) for other in ("batch", "weight", "layer", "group", "rms")]
         beyond += [("cosine", other) for other in ("group", "rms")]
-        found = {
-            pair: against(finals, *pair, tested)
-            for pair in (*claimed, *beyond)
-            if have.issuperset(pair)
-        }
-        verdicts = [found[pair].verdict for pair in claimed if pair in found]
-        holds = verdicts.count("better")
+        found = {pair: against(finals, *pair, tested) for pair in (*claimed, *beyond)}
+        holds = sum(found[pair].verdict == "better" and found[pair].whole for pair in claimed)
         return [
             *(each.told for each in found.values()),
-            f"The claim holds for {holds} of its {len(verdicts)} pairs.",
+            f"The claim holds for {holds} of its {len(claimed)} pairs.",
         ]
 
     def panels(self, rows: Sequence[Row]) -> list[Panel]:

@@ -32,7 +32,10 @@ def study(
     ],
     out: Out,
     full: Annotated[
-        bool, typer.Option("--full", help="As planned: MNIST, 3 seeds; else digits, minutes.")
+        bool,
+        typer.Option(
+            "--full", help="As planned: MNIST or the data named, 3 seeds; else digits, minutes."
+        ),
     ] = False,
     epochs: Epochs = None,
     seeds: Annotated[int | None, typer.Option(min=1, max=1000, help="Runs of each method.")] = None,

@@ -39,8 +39,12 @@ def reported(out: str, as_json: bool) -> None:
 
 def print_tables(files: "ReportFiles") -> None:
     """The methods and their errors, and the verdicts on every two of them."""
+    from cosnorm.study.report.tables import HELD_OUT_NOTE
+
     _print_table(_columns(files))
     _print_pairs(files)
+    if any(section.is_held_out for section in files.sections):
+        typer.echo(HELD_OUT_NOTE)
 
 
 def print_files(files: "ReportFiles") -> None:

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from cosnorm.study.data.catalogue import listing, verify
     from cosnorm.study.data.dataset import Dataset, Split
     from cosnorm.study.data.fetching import fetch
-    from cosnorm.study.data.held_out import held_out
     from cosnorm.study.data.loading import load
     from cosnorm.study.data.pipelines import Pipeline, tf_cifar, unit_range
     from cosnorm.study.data.rows import take
+    from cosnorm.study.data.validation import held_out
 
 __all__ = [
     "DataError",
@@ -38,7 +38,7 @@ _HOMES = {
     "Pipeline": "pipelines",
     "Split": "dataset",
     "fetch": "fetching",
-    "held_out": "held_out",
+    "held_out": "validation",
     "listing": "catalogue",
     "load": "loading",
     "take": "rows",

@@ -15,7 +15,7 @@ from cosnorm.methods import METHODS
 from cosnorm.study.report.fingerprints import data_labels
 from cosnorm.study.report.published import PAPER, Published, PublishedResult
 from cosnorm.study.report.settings import differing_keys, experiment_settings, plain
-from cosnorm.study.runs.run import Run, Status
+from cosnorm.study.runs.run import Run, Status, number
 
 MOST_LABEL = 80  # characters; a figure takes minutes to place a label of many thousand
 
@@ -101,6 +101,11 @@ class DatasetGroups:
     def runs(self) -> list[Run]:
         return [run for group in self.groups for run in group.runs]
 
+    @property
+    def is_held_out(self) -> bool:
+        """Whether the runs were tested on a part of the training part, not on the test part."""
+        return any(_share_held_out(run) for run in self.runs)
+
     @cached_property
     def unit(self) -> str:
         """The axis that every run has: epochs where all count in epochs, else steps."""
@@ -169,12 +174,15 @@ def group_runs(
 ) -> list[DatasetGroups]:
     """Runs by data set, then method and settings, in the paper's order.
 
+    Runs that were tested on a part held out of the training part are on a set of their own: their
+    errors are not to be compared with test errors, of the paper or of other runs.
+
     `published` are the tables to compare with, by data set; None means the paper's.
     """
     tables = PAPER if published is None else published
     by_dataset: defaultdict[str, list[Run]] = defaultdict(list)
     for run in runs:
-        by_dataset[run.dataset].append(run)
+        by_dataset[_tested_on(run)].append(run)
     order = [*(name for name in PAPER if name in by_dataset), *sorted(set(by_dataset) - set(PAPER))]
     labels = _labels(order)
     return [
@@ -186,6 +194,15 @@ def group_runs(
         )
         for name in order
     ]
+
+
+def _share_held_out(run: Run) -> float | None:
+    return number(run.config.get("held_out"))
+
+
+def _tested_on(run: Run) -> str:
+    share = _share_held_out(run)
+    return f"{run.dataset} ({share:g} held out)" if share else run.dataset
 
 
 def _labels(datasets: Sequence[str]) -> dict[str, str]:
@@ -215,8 +232,7 @@ def _groups(runs: Sequence[Run], table: Published | None, warnings: list[str]) -
         for variant, members in _variants(by_method[method], made_on):
             members = _one_a_seed(members, warnings)
             data = made_on.get(id(members[0]), "")
-            tested = not members[0].config.get("held_out")  # else there is nothing to hold it to
-            groups.append(Group(method, variant, members, result if tested else None, data))
+            groups.append(Group(method, variant, members, result, data))
     return groups
 
 

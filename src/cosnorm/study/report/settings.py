@@ -2,17 +2,24 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
 from typing import Any
 
+from cosnorm.study.runs.config import Config
 from cosnorm.study.runs.run import Run
 
 # What groups go by already, and what names a place or a stop, not an experiment.
 _BOOKKEEPING = frozenset({"dataset", "method", "seed", "out", "data_dir", "max_minutes", "name"})
+# What a run has that was made before there was the setting.
+_DEFAULTS = {each.name: each.default for each in fields(Config) if each.default is not MISSING}
 
 
 def experiment_settings(run: Run) -> dict[str, Any]:
     """The flat settings within a method and data set, without seed and places."""
-    return {key: value for key, value in flat(run.config).items() if key not in _BOOKKEEPING}
+    settings = flat(run.config)
+    if settings.keys() & _DEFAULTS:  # else it is no run of this program
+        settings |= {key: v for key, v in _DEFAULTS.items() if key not in settings}
+    return {key: value for key, value in settings.items() if key not in _BOOKKEEPING}
 
 
 def comparable(environment: Mapping[str, Any]) -> dict[str, Any]:

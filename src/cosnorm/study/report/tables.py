@@ -199,6 +199,12 @@ def length_text(length: float | None, unit: str) -> str:
     return f"{length:,.10g} {unit}{'' if length == 1 else 's'}"
 
 
+HELD_OUT_NOTE = (
+    "Held out: the error is that on a share of the training part which was kept from training; "
+    "the test part was not used."
+)
+
+
 def notes(section: DatasetGroups) -> list[str]:
     """What a reader must know to read the table right."""
     lines = [
@@ -206,12 +212,8 @@ def notes(section: DatasetGroups) -> list[str]:
         f"{_window(section.runs)}; variance: that of the error within this window, averaged over "
         "seeds. Test-set SE: how far the error may be off on other test rows, whatever the seeds."
     ]
-    if any(run.config.get("held_out") for run in section.runs):
-        lines.insert(
-            0,
-            "With held_out, the error is that on a share of the training part which was kept from "
-            "training; the test part was not used.",
-        )
+    if section.is_held_out:
+        lines.insert(0, HELD_OUT_NOTE)
     if not section.has_one_length:
         lines.insert(
             0,

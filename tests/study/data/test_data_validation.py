@@ -9,8 +9,7 @@ from cosnorm.study.data import DataError, held_out, load
 
 @pytest.mark.parametrize("data", [vector_data, sparse_data])
 def test_no_row_is_lost_doubled_or_of_the_test_part(data):
-    whole = data()
-    parted = held_out(whole, 0.2)
+    whole, parted = data(), held_out(data(), 0.2)
     assert (len(parted.train), len(parted.test)) == (48, 12)
     assert torch.bincount(parted.test.y).tolist() == [4, 4, 4]
 
@@ -29,9 +28,13 @@ def test_no_row_is_lost_doubled_or_of_the_test_part(data):
 
 def test_rows_and_classes_stay_together():
     digits = load("digits")
-    parted = held_out(digits, 0.1)
     rows = zip(digits.train.x, digits.train.y, strict=True)
     known = {tuple(x.flatten().tolist()): int(y) for x, y in rows}
+    parted = held_out(digits, 0.1)
+    # No second copy, which might not fit beside the first.
+    start = digits.train.x.data_ptr()
+    assert parted.train.x.data_ptr() == start
+    assert parted.test.x.data_ptr() == start + parted.train.x.nbytes
     for split in (parted.train, parted.test):
         for x, y in zip(split.x, split.y, strict=True):
             assert known[tuple(x.flatten().tolist())] == int(y)
