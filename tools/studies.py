@@ -15,13 +15,14 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cosnorm.study.claims import STUDIES, study_named
 from cosnorm.study.runs.errors import InUseError
 from cosnorm.study.runs.storage import LocalStorage
+from tools import reproduction
 
 if TYPE_CHECKING:
     from cosnorm.study.claims.study import Setting, Study
@@ -50,12 +51,33 @@ def claims() -> str:
         parts.append(
             f"### {name}\n\n*{result['claim']}* {setting['dataset']}, {length}, {seeds}"
             f"{', fewer than planned' if less else ''} ({place}); `cosnorm study {name} --full"
-            f"{less} --out runs/{name}` repeats it.\n\n{told}\n\n![{name}](figures/{name}.png)"
+            f"{less} --out runs/{name}` repeats it.\n\n{told}\n\n{_grid(result)}"
+            f"![{name}](figures/{name}.png)"
         )
     missing = [name for name in STUDIES if name not in {r["study"] for r in results()}]
     if missing:
         parts.append(f"Not made yet: {', '.join(missing)}.")
     return "\n\n".join(parts)
+
+
+def _grid(result: Mapping[str, Any]) -> str:
+    """Every held-out error by which a rate was chosen, where a study chooses so."""
+    rows = [row for row in result["rows"] if row.get("held_out")]
+    if not rows:
+        return ""
+    errors = {(row["method"], row["lr"]): row["test_error"] for row in rows}
+    rates = sorted({row["lr"] for row in rows})
+
+    def cell(method: str, lr: float) -> str:
+        error = errors.get((method, lr), "")
+        return "diverged" if error is None else error and f"{error:.2f}"
+
+    cells = [
+        [method, *(cell(method, lr) for lr in rates)]
+        for method in dict.fromkeys(row["method"] for row in rows)
+    ]
+    table = reproduction.table(["method", *(f"{lr:g}" for lr in rates)], cells)
+    return f"Held-out error % by rate, seed 0:\n\n{table}\n\n"
 
 
 def counted(count: int, what: str) -> str:

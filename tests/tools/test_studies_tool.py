@@ -90,3 +90,19 @@ def test_figures_are_drawn_once_and_again_when_the_study_changes(page):
     changed["rows"][0]["variance"] = 0.5
     (page / "steadiness.json").write_text(json.dumps(changed))
     assert figures.draw(check=True) == ["steadiness.png"]
+
+
+def test_the_whole_grid_is_shown_failures_among_it():
+    found = {("batch", 1.0): 2.0, ("batch", 10.0): None, ("rms", 0.1): 3.333}
+    rows = [
+        {"method": m, "lr": lr, "held_out": True, "test_error": e} for (m, lr), e in found.items()
+    ]
+    rows.append({"method": "rms", "lr": 0.1, "held_out": False, "test_error": 9.0})
+    assert studies._grid({"rows": rows}).splitlines()[2:] == [
+        "| method | 0.1 | 1 | 10 |",
+        "| --- | --- | --- | --- |",
+        "| batch |  | 2.00 | diverged |",
+        "| rms | 3.33 |  |  |",
+        "",
+    ]
+    assert studies._grid({"rows": [{"method": "rms", "test_error": 9.0}]}) == ""
