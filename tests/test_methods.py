@@ -13,7 +13,7 @@ from cosnorm.registry import Registry, resolve
 def test_the_paper_s_methods_in_its_order_and_none():
     assert (*PAPER_METHODS, "none") == STUDIED == tuple(METHODS)[:6]
     assert with_affine() == ["batch", "weight", "layer", "group", "rms"]
-    assert [METHODS[name].lr for name in METHODS] == [10.0, 10.0, 1.0, 1.0, 1.0, 0.1, 1.0, 1.0]
+    assert [METHODS[name].lr for name in METHODS] == [10.0, 10.0, 1.0, 1.0, 1.0, 0.1, 0.3, 0.3]
 
 
 @pytest.mark.parametrize("kind", ["Linear", "Conv1d", "Conv2d", "Conv3d"])

@@ -89,11 +89,11 @@ METHODS: Registry[Method] = Registry(
             look=Look("#5F6670", "#A9B1BC", (6, 2, 1.5, 2, 1.5, 2)),
         ),
         Method(
-            "group", "cosnorm.nn:GroupNorm", 1.0, affine=True, sparse=True,
+            "group", "cosnorm.nn:GroupNorm", 0.3, affine=True, sparse=True,
             look=Look("#5B3FA8", "#B49BFF", (10, 2)),
         ),
         Method(
-            "rms", "cosnorm.nn:RMSNorm", 1.0, affine=True, sparse=True,
+            "rms", "cosnorm.nn:RMSNorm", 0.3, affine=True, sparse=True,
             look=Look("#7A4B1E", "#D2A679", (4, 1.5, 1.5, 1.5)),
         ),
     ),

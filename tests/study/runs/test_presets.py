@@ -31,8 +31,8 @@ def test_what_all_of_the_papers_runs_share(dataset):
         "weight": 1.0,
         "layer": 1.0,
         "none": 0.1,
-        "group": 1.0,
-        "rms": 1.0,
+        "group": 0.3,
+        "rms": 0.3,
     }
     config = preset(dataset, "layer", seed=3)
     assert config.seed == 3
