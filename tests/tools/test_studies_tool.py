@@ -38,14 +38,15 @@ def test_a_study_is_made_and_not_made_again(tmp_path):
     shutil.rmtree(tmp_path / "work")
     again = made(tmp_path)
     assert (again.returncode, again.stdout) == (0, "")
-    assert not (tmp_path / "work" / "20-epochs" / "runs").exists()
+    (work,) = (tmp_path / "work").iterdir()
+    assert work.name == "paper-digits-20-epochs" and not (work / "runs").exists()
 
 
 @pytest.mark.slow
 def test_studies_of_one_length_share_their_runs(tmp_path):
     told = made(tmp_path, only="input,variance")
     assert (told.returncode, told.stderr) == (0, "")
-    assert len(list((tmp_path / "work" / "4-epochs" / "runs").iterdir())) == 12
+    assert len(list((tmp_path / "work" / "paper-digits-4-epochs" / "runs").iterdir())) == 12
     for name in ("input", "variance"):
         assert json.loads((tmp_path / "out" / f"{name}.json").read_text())["findings"]
 
