@@ -25,7 +25,7 @@ STEADY_MARGIN = 0.3  # of log10 of a variance: a factor of two
 ERROR = "test error (%)"
 
 
-class Errors(Study):
+class _Errors(Study):
     """A row for each run: its error, and the variance of that."""
 
     def rows(
@@ -46,7 +46,7 @@ class Errors(Study):
         ]
 
 
-class LearningRates(Errors):
+class LearningRates(_Errors):
     """Error against rate, the grid widened until every method's lowest error lies inside it."""
 
     name = "learning-rates"
@@ -111,7 +111,7 @@ class LearningRates(Errors):
         return [panel_of(rows, "Error against rate", "lr", "test_error", words, "xy")]
 
 
-class BatchSize(Errors):
+class BatchSize(_Errors):
     """Error against the size of batches, the rate in proportion to it."""
 
     name = "batch-size"
@@ -152,7 +152,7 @@ class BatchSize(Errors):
         return [panel_of(rows, "Error against batch", "batch_size", "test_error", words, "xy")]
 
 
-class Steadiness(Errors):
+class Steadiness(_Errors):
     """The variance of the test error from one evaluation to the next, at the end of training."""
 
     name = "steadiness"
@@ -184,7 +184,7 @@ class Steadiness(Errors):
         return [panel_of(rows, "Steadiness", "method", "variance", words, "y")]
 
 
-class Normalisation(Errors):
+class Normalisation(_Errors):
     """No normalisation at several rates, beside every method at the paper's rate."""
 
     name = "normalisation"

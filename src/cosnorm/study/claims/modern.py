@@ -8,7 +8,6 @@ test part is looked at once, with the rates that were chosen.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from cosnorm.methods import STUDIED
 from cosnorm.study.claims.errors import (
@@ -28,7 +27,6 @@ from cosnorm.study.runs.storage import Storage
 from cosnorm.study.train.train import Outcome
 
 HELD_OUT = 0.1
-_MODERN: dict[str, Any] = {"affine": True, "sparse": False}  # a sparse layer has no bias
 
 
 class Modern(LearningRates):
@@ -52,16 +50,16 @@ class Modern(LearningRates):
 
     def configs(self, setting: Setting) -> list[Config]:
         rates = {method: self.grid() for method in setting.methods}
-        return at_rates(setting, rates, 1, held_out=HELD_OUT, **_MODERN)
+        return at_rates(setting, rates, 1, held_out=HELD_OUT, affine=True)
 
     def more(self, rows: Sequence[Row], setting: Setting) -> list[Config]:
         held, tested = _parts(rows)
         wider = self.wider(held)
         if wider:
-            return at_rates(setting, wider, 1, held_out=HELD_OUT, **_MODERN)
+            return at_rates(setting, wider, 1, held_out=HELD_OUT, affine=True)
         made = {(row["method"], row["seed"]) for row in tested}
         rates = {method: [lr] for method, lr in chosen(rows).items()}
-        finals = at_rates(setting, rates, setting.seeds, **_MODERN)
+        finals = at_rates(setting, rates, setting.seeds, affine=True)
         return [config for config in finals if (config.method, config.seed) not in made]
 
     def rows(

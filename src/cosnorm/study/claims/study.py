@@ -38,9 +38,8 @@ class Setting:
     methods: tuple[str, ...] = STUDIED
 
     def config(self, method: str, seed: int, **settings: Any) -> Config:
-        size = {"epochs": self.epochs, "steps": self.steps, "width": self.width}
-        size["network"] = self.network
-        return configure(self.dataset, method, seed, device=self.device, **size, **settings)
+        own = {key: getattr(self, key) for key in ("device", "epochs", "steps", "network", "width")}
+        return configure(self.dataset, method, seed, **own, **settings)
 
     @property
     def length(self) -> str:
