@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cosnorm.study.claims import STUDIES, study_named
+from cosnorm.study.cli.outlook import counted
 from cosnorm.study.runs.errors import InUseError
 from cosnorm.study.runs.storage import LocalStorage
 from tools import reproduction
@@ -45,7 +46,7 @@ def claims() -> str:
         name, setting, facts = result["study"], result["setting"], result["environment"]
         place = f"{facts.get('gpu') or facts['cpu']}, torch {facts['torch']}"
         place += f", commit {str(facts['commit'])[:7]}"
-        length, seeds = _setting(setting).length, counted(setting["seeds"], "seeds")
+        length, seeds = _setting(setting).length, counted(setting["seeds"], "seed")
         less = "".join(f" --{key} {setting[key]}" for key in _smaller(name, setting))
         told = "\n".join(f"- {finding}" for finding in result["findings"])
         parts.append(
@@ -78,14 +79,6 @@ def _grid(result: Mapping[str, Any]) -> str:
     ]
     table = reproduction.table(["method", *(f"{lr:g}" for lr in rates)], cells)
     return f"Held-out error % by rate, seed 0:\n\n{table}\n\n"
-
-
-def counted(count: int, what: str) -> str:
-    """
-    >>> counted(1, "seeds")
-    '1 seed'
-    """
-    return f"{count} {what if count > 1 else what.removesuffix('s')}"
 
 
 def _setting(told: dict[str, Any]) -> "Setting":
