@@ -265,6 +265,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "depthwise": lambda: finetuning.depthwise(
         [_load(name) for name in _each("cpu/finetuning/[cm]*-seed*.json")]
     ),
+    "without-norms": lambda: starting.told_without_norms(_load("cpu/starting.json")),
     "starting-vit": lambda: starting.table(_load("cpu/starting.json"), "vit"),
     "starting-resnet-sgd": lambda: starting.table(_load("cpu/starting.json"), "resnet, sgd"),
     "starting-resnet": lambda: starting.table(_load("cpu/starting.json"), "resnet"),
