@@ -381,3 +381,16 @@ def test_the_room_is_found_from_the_top():
     import cosnorm
 
     assert cosnorm.optim is optim
+
+
+def test_the_rate_of_weights_that_are_no_numbers_is_none():
+    model = nn.Sequential(CosineLinear(4, 3))
+    with torch.no_grad():
+        model[0].weight[0, 0] = float("nan")
+    rate = effective_lr(model, torch.optim.SGD(model.parameters(), lr=0.1))["0"]
+    assert rate != rate
+
+
+def test_a_decay_is_no_truth_value():
+    with pytest.raises(ValueError, match="weight_decay must be a number"):
+        param_groups(nn.Sequential(CosineLinear(4, 3)), True)

@@ -56,7 +56,8 @@ def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     [1, 2]
     """
     _check_model(model)
-    if not (isinstance(weight_decay, int | float) and 0 <= weight_decay < math.inf):
+    is_number = isinstance(weight_decay, int | float) and not isinstance(weight_decay, bool)
+    if not (is_number and 0 <= weight_decay < math.inf):
         raise ValueError(f"weight_decay must be a number of at least 0; got {weight_decay!r}")
     for name, parameter in model.named_parameters():
         if isinstance(parameter, UninitializedParameter):
@@ -229,7 +230,7 @@ def effective_lr(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
 
 def turning(lengths: Tensor, lr: float) -> float:
     """`lr/|w|²`, mean over vectors of these lengths; those without a direction never turn."""
-    return float(torch.where(lengths > 0, lr / lengths.square(), 0.0).mean())
+    return float(torch.where(lengths == 0, 0.0, lr / lengths.square()).mean())
 
 
 @torch.no_grad()

@@ -144,7 +144,7 @@ def test_a_model_of_which_no_converted_layer_runs_is_refused():
         def forward(self, x):
             return x
 
-    with pytest.raises(ValueError, match="it ran none of 1: pass a batch that the whole model"):
+    with pytest.raises(ValueError, match="it ran none of 1 on any rows: pass a batch that"):
         cosnorm.convert(Idle(), calibrate=torch.randn(8, 4))
 
 
@@ -160,7 +160,7 @@ def test_fifty_layers_and_twelve_blocks_train_from_the_first_step(
     make, similarity, drop_norms, layers
 ):
     torch.manual_seed(0)
-    model, (x, y) = make(), batch()
+    model, (x, y) = make().double(), batch()
     twin = copy.deepcopy(model)
     plain = losses(twin, adamw(twin.parameters()), x, y)[0]
     account = cosnorm.convert(model, similarity, drop_norms=drop_norms, calibrate=x)
@@ -268,6 +268,52 @@ def test_what_was_converted_is_not_calibrated_again():
 
 def test_a_batch_without_rows():
     with pytest.raises(
-        ValueError, match="no finite size: pass a batch as the model is trained on, with rows"
+        ValueError, match="it ran none of 1 on any rows: pass a batch that the whole model takes"
     ):
         cosnorm.convert(nn.Sequential(nn.Linear(4, 2)), calibrate=torch.randn(0, 4))
+
+
+def test_an_expert_without_rows_has_no_scale_and_others_do():
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 3), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return torch.cat([self.first(x), self.second(x[:0])])
+
+    account = cosnorm.convert(Experts(), calibrate=torch.randn(8, 4), head=None)
+    first, second = account
+    assert "learned scales" in first.reason
+    assert "learned scales" not in second.reason
+
+
+def test_a_layer_that_gets_a_vector():
+    class Mean(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.fc(x.mean(0))
+
+    model, x = Mean(), torch.randn(8, 4)
+    before = model(x)
+    cosnorm.convert(model, "cosine", calibrate=x, head=None)
+    torch.testing.assert_close(model(x).abs(), before.abs())
+
+
+def test_what_is_converted_under_inference_mode_can_be_trained():
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(8, 4)
+    with torch.inference_mode():
+        cosnorm.convert(model, calibrate=x)
+    model(x).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_scales_without_a_head_are_not_denied():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    told = str(cosnorm.convert(model, calibrate=torch.randn(2, 3, 5, 5)))
+    assert "No head was found: if a layer makes logits" in told
+    assert "learned scales from" in told
+    assert "no layer has a learned scale" not in told

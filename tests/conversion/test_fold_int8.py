@@ -129,3 +129,20 @@ def test_another_dtype_is_refused(dtype):
     with pytest.raises(ValueError, match=re.escape(f"{rule}{dtype!r}: for another floating point")):
         cosnorm.fold(model, dtype=dtype)
     assert type(model[0]) is CosineLinear
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_no_number_is_refused_and_the_model_is_as_it_was(value):
+    model = nn.Sequential(CosineLinear(4, 3), CosineLinear(3, 2)).eval()
+    with torch.no_grad():
+        model[1].weight[0, 0] = value
+    with pytest.raises(ValueError, match="finite numbers to be folded into 8 bits; those of layer"):
+        cosnorm.fold(model, dtype=torch.int8)
+    assert type(model[0]) is CosineLinear
+
+
+def test_a_folded_layer_stays_and_it_is_said():
+    model = nn.Sequential(CosineLinear(4, 3)).eval()
+    cosnorm.fold(model)
+    (entry,) = cosnorm.fold(model, dtype=torch.int8)
+    assert (entry.now, entry.reason) == (None, "folded already")

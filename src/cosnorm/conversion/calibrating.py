@@ -115,22 +115,23 @@ def _sizes_before(rehearsal: _Rehearsal, plan: Any) -> dict[nn.Module, Tensor]:
     def noted(original: nn.Module) -> Callable[..., None]:
         def hook(layer: nn.Module, _: Any, __: Any, output: Tensor) -> None:
             makers[output] = original
-            sizes.setdefault(original, _rms(output, layer))
+            if (size := _rms(output, layer)) is not None:
+                sizes.setdefault(original, size)
 
         return hook
 
     def replaced(norm: nn.Module, inputs: tuple, options: dict[str, Any], output: Tensor) -> None:
         maker = makers.get(next(iter((*inputs, *options.values()))))
-        if maker is not None:
-            sizes[maker] = _rms(output, rehearsal.of[maker])
+        if maker is not None and (size := _rms(output, rehearsal.of[maker])) is not None:
+            sizes[maker] = size
 
     hooks = {rehearsal.of[layer]: noted(layer) for layer in plan.patterns}
     hooks |= {rehearsal.of[norm]: replaced for norm in plan.dropped}
     rehearsal.run(hooks)
     if not sizes:
         raise ValueError(
-            f"calibrate must run layers that are converted; it ran none of {len(plan.patterns)}: "
-            "pass a batch that the whole model takes, or leave calibrate out"
+            f"calibrate must run layers that are converted; it ran none of {len(plan.patterns)} "
+            "on any rows: pass a batch that the whole model takes, or leave calibrate out"
         )
     for layer, size in sizes.items():
         if not bool(size.isfinite().all()):
@@ -162,7 +163,7 @@ def _scaling(
     def hook(layer: nn.Module, _: Any, __: Any, output: Tensor) -> Tensor:
         if original not in scales:
             found = _rms(output, layer)
-            if not bool(found.any()):  # its input is zero: that says nothing of the layer
+            if found is None or not bool(found.any()):  # no rows, or zeros: that says nothing
                 return output
             scales[original] = _scale(wanted, found, is_head)
         scale = scales[original].to(output.dtype)
@@ -182,10 +183,12 @@ def _scale(wanted: Tensor, found: Tensor, is_head: bool) -> Tensor:
     return torch.where(found > 0, wanted / torch.where(found > 0, found, 1.0), total)
 
 
-def _rms(output: Tensor, layer: nn.Module) -> Tensor:
-    """Of each output over rows and positions, in double precision."""
-    values = output.detach().double().movedim(-1 - _dims(layer), 0).flatten(1)
-    return values.square().mean(1).sqrt()
+def _rms(output: Tensor, layer: nn.Module) -> Tensor | None:
+    """Of each output over rows and positions, in double precision; None where there are no rows,
+    as of an expert that no row is sent to.
+    """
+    values = output.detach().double().movedim(-1 - _dims(layer), 0).unsqueeze(-1).flatten(1)
+    return values.square().mean(1).sqrt() if values.shape[1] else None
 
 
 def _dims(layer: nn.Module) -> int:

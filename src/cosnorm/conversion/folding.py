@@ -36,6 +36,7 @@ from cosnorm.ops import reference
 from cosnorm.ops.spec import memory_format
 
 _TRANSPOSED_LINEARS = (TransposedCosineLinear, TransposedPearsonLinear)
+_FOLDED = (FoldedLinear, FoldedConv)
 _LINEARS = (CosineLinear, PearsonLinear, *_TRANSPOSED_LINEARS)
 _CONVS = (CosineConv1d, CosineConv2d, CosineConv3d, PearsonConv1d, PearsonConv2d, PearsonConv3d)
 _TRANSPOSED_CONVS = (
@@ -68,11 +69,12 @@ def fold(
             an exact similarity, to the rounded vector. For a product it becomes floats.
 
     Returns:
-        An `Account` with an entry for every cosine layer.
+        An `Account` with an entry for every cosine layer, and for every folded one.
 
     Raises:
         TypeError, ValueError: if the model is no module, not in evaluation mode or has adapters of
-            PEFT, does not take the example, or the dtype is another. It is then as it was.
+            PEFT, does not take the example, the dtype is another, or weights that are no finite
+            numbers are to go into 8 bits, which have none for them. It is then as it was.
 
     Example:
         >>> model = nn.Sequential(CosineLinear(8, 4)).eval()
@@ -84,7 +86,7 @@ def fold(
     check_adapters(model, "folded without adapters", "call merge_and_unload first")
     _check_dtype(dtype)
     names = dict(model.named_modules(remove_duplicate=False))
-    known = (*_LINEARS, *_CONVS, *_TRANSPOSED_CONVS)
+    known = (*_LINEARS, *_CONVS, *_TRANSPOSED_CONVS, *_FOLDED)
     layers = {name: module for name, module in names.items() if isinstance(module, known)}
     for name, layer in layers.items():
         if layer.training:
@@ -96,6 +98,8 @@ def fold(
     trial = None if example is None else try_out(model, example)
     obstacles = {layer: _obstacle(layer, trial) for layer in layers.values()}
     uses = Counter(id(p) for module in model.modules() for p in module._parameters.values())
+    if dtype is not None:
+        _check_finite({name: v for name, v in layers.items() if obstacles[v] is None})
     entries = [_entry(name, layer, obstacles[layer], uses) for name, layer in layers.items()]
     for layer, reason in obstacles.items():
         if reason is None:
@@ -111,6 +115,18 @@ def _check_dtype(dtype: Any) -> None:
         )
 
 
+def _check_finite(layers: Mapping[str, nn.Module]) -> None:
+    for name, layer in layers.items():
+        for tensor in layer._parameters.values():
+            if tensor is None or tensor.is_meta or bool(tensor.isfinite().all()):
+                continue
+            raise ValueError(
+                "weights must be finite numbers to be folded into 8 bits; those of "
+                f"{f'layer {name!r}' if name else 'the model'} are not: it has diverged, take an "
+                "earlier state of it"
+            )
+
+
 def _entry(name: str, layer: nn.Module, reason: str | None, uses: Mapping[int, int]) -> Entry:
     was = type(layer).__name__
     if reason is not None:
@@ -124,6 +140,8 @@ def _entry(name: str, layer: nn.Module, reason: str | None, uses: Mapping[int, i
 
 def _obstacle(layer: nn.Module, trial: Trial | None) -> str | None:
     """Why a cosine layer can't be folded; None where it can."""
+    if isinstance(layer, _FOLDED):
+        return "folded already"
     if type(layer) in _TRANSPOSED_CONVS:
         return "the norm of its weights changes from position to position"
     if type(layer) not in (*_LINEARS, *_CONVS):

@@ -109,9 +109,9 @@ class Plan:
         if new:
             notes.append(f"New parameters, unknown to an optimiser made before: {', '.join(new)}.")
         if self.looked_for_head and self.patterns and not self.heads:
+            scale = "" if scaled else ", so no layer has a learned scale"
             notes.append(
-                "No head was found, so no layer has a learned scale: if one makes logits, "
-                "give its name as head."
+                f"No head was found{scale}: if a layer makes logits, give its name as head."
             )
         if self.has_state and not scaled:
             notes.append(

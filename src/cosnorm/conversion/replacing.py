@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from cosnorm.conversion.account import Account
@@ -18,6 +19,7 @@ from cosnorm.conversion.trial import Example, check_in_memory, leave_fast_path, 
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 
 
+@torch.inference_mode(False)  # else what is made here could never be trained
 def convert(
     model: nn.Module,
     similarity: Literal["pearson", "cosine"] = "pearson",

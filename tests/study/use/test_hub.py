@@ -124,3 +124,17 @@ def test_a_name_on_the_hub_is_no_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RunError, match="local folder; got 'somebody/network', which is none"):
         HubNetwork.from_pretrained("somebody/network")
+
+
+@pytest.mark.parametrize("name", ["model.dill", "weights.pth.tar", "data.npy"])
+def test_a_pickle_of_another_name_counts(saved, name):
+    (saved[1] / name).write_bytes(pickle.dumps({}))
+    with pytest.raises(RunError, match=rf"holds {re.escape(name)}, a pickle"):
+        HubNetwork.from_pretrained(saved[1])
+
+
+def test_an_option_that_is_wrong_is_not_the_folders_fault(saved):
+    with pytest.raises(TypeError, match="takes folder and map_location; got foo"):
+        HubNetwork.from_pretrained(saved[1], foo=1)
+    with pytest.raises(ValueError, match="map_location must be a device of this machine; got 'no'"):
+        HubNetwork.from_pretrained(saved[1], map_location="no")

@@ -28,6 +28,7 @@ except ModuleNotFoundError as error:
 _FILES = ("config.json", "model.safetensors")
 _MOST_TOLD = 300  # letters of what another library says
 _PICKLES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib"})
+_OPTIONS = frozenset({"map_location", "strict", "local_files_only"})
 
 
 class HubNetwork(nn.Module, PyTorchModelHubMixin):
@@ -71,10 +72,11 @@ class HubNetwork(nn.Module, PyTorchModelHubMixin):
     def from_pretrained(cls, folder: str | Path, **options: Any) -> "HubNetwork":  # pyright: ignore[reportIncompatibleMethodOverride]
         """Read a folder that `save_pretrained` wrote; no server is asked, and no pickle is read.
 
-        Raises RunError for anything else.
+        options: `map_location`, a device. Raises RunError for anything else than such a folder.
         """
         if not isinstance(folder, str | Path):
             raise TypeError(f"folder must be a path; got {type(folder).__name__} {folder!r}")
+        _check_options(options)
         _check(Path(folder))
         options |= {"local_files_only": True, "strict": True}  # not a choice
         try:
@@ -103,13 +105,37 @@ def _differing(kind: type[HubNetwork], folder: Path) -> str | None:
     return None
 
 
+def _check_options(options: dict[str, Any]) -> None:
+    if unknown := sorted(options.keys() - _OPTIONS):
+        raise TypeError(f"from_pretrained takes folder and map_location; got {unknown[0]}")
+    device = options.get("map_location", "cpu")
+    try:
+        torch.empty(0, device=device)
+    except Exception as error:  # whatever a device can lack
+        raise ValueError(
+            f"map_location must be a device of this machine; got {device!r}: leave it out for the "
+            "CPU"
+        ) from error
+
+
+def _is_pickle(path: Path) -> bool:
+    """By its name, or by its first bytes: a pickle's own, or an archive's, as torch's files are."""
+    if not path.is_file() or path.suffix.lower() == ".safetensors":  # never a pickle to its reader
+        return False
+    if path.suffix.lower() in _PICKLES:
+        return True
+    with path.open("rb") as file:
+        head = file.read(4)
+    return head == b"PK\x03\x04" or (head[:1] == b"\x80" and head[1:2] in b"\2\3\4\5")
+
+
 def _check(folder: Path) -> None:
     if not folder.is_dir():
         raise RunError(
             f"a network is read from a local folder; got {str(folder)!r}, which is none: "
             "download it first, and give the folder"
         )
-    inside = (path for path in folder.rglob("*") if path.suffix.lower() in _PICKLES)
+    inside = (path for path in folder.rglob("*") if _is_pickle(path))
     pickles = sorted(str(path.relative_to(folder)) for path in inside)
     if pickles:
         raise RunError(
