@@ -1,6 +1,7 @@
 """Weight decay spared, vectors of length one after each step, rates logged and translated."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from cosnorm.nn import (
     PearsonLinear,
     WeightNormConv2d,
 )
+from cosnorm.nn.sparse import SparseLinear
 from cosnorm.optim import effective_lr, param_groups, project, project_after_step, translated_lr
 
 LAYERS = {
@@ -394,3 +396,20 @@ def test_the_rate_of_weights_that_are_no_numbers_is_none():
 def test_a_decay_is_no_truth_value():
     with pytest.raises(ValueError, match="weight_decay must be a number"):
         param_groups(nn.Sequential(CosineLinear(4, 3)), True)
+
+
+@pytest.mark.parametrize("method", ["cosine", "pearson"])
+def test_a_bias_of_sparse_rows_is_an_entry_of_their_vectors(method):
+    torch.manual_seed(0)
+    layer = SparseLinear(method, 20, 4, bias=True)
+    with torch.no_grad():
+        layer.bias.normal_()
+    x = torch.rand(7, 20) * (torch.rand(7, 20) < 0.3)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+        x = x.to_sparse_csr()
+    before = layer(x)
+    project(layer)
+    torch.testing.assert_close(layer(x), before)
+    vectors = torch.cat([layer.weight, layer.bias[:, None]], 1)
+    torch.testing.assert_close(vectors.norm(dim=1), torch.ones(4))

@@ -296,7 +296,8 @@ def translated_lr(model: nn.Module, lr: float, *inputs: Any, **options: Any) -> 
 
 def _vectors(layer: Any) -> list[Any]:
     """The parameters that make up the weight vectors: a similarity's bias is an entry of them."""
-    is_joint = isinstance(layer, _SIMILAR) and layer.bias is not None
+    is_sparse = isinstance(layer, SparseLinear) and layer.mode in ("cosine", "pearson")
+    is_joint = (isinstance(layer, _SIMILAR) or is_sparse) and layer.bias is not None
     return [layer.weight, layer.bias] if is_joint else [layer.weight]
 
 

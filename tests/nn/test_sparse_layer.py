@@ -63,6 +63,49 @@ def test_affine_is_that_of_the_dense_layer(method):
         torch.testing.assert_close(got[name].double(), grad, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("learn_scale", [False, True, "per_output"])
+@pytest.mark.parametrize("method", METHODS)
+def test_bias_and_scale_are_those_of_the_dense_layer(method, learn_scale):
+    options = {"bias": True, "scale": 3.0, "learn_scale": learn_scale}
+    torch.manual_seed(0)
+    sparse = SparseLinear(method, 40, 6, **options)
+    with torch.no_grad():
+        sparse.bias.normal_()
+    dense, single = linear(method, 40, 6, **options).double(), linear(method, 40, 6, **options)
+    assert sparse.state_dict().keys() == dense.state_dict().keys()
+    dense.load_state_dict(sparse.state_dict())
+    single.load_state_dict(sparse.state_dict())
+    x, cotangent = sparse_rows(5, 40), torch.randn(5, 6)
+    x[1] = 0  # with a bias, not a vector without direction
+    found, expected, rounded = (
+        {"y": y, **grads}
+        for y, grads in (
+            gradients(layer, rows, cotangent)
+            for layer, rows in ((sparse, csr(x)), (dense, x.double()), (single, x))
+        )
+    )
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        # Of single precision itself: batch norm cancels a bias, but for rounding.
+        off = float((rounded[name] - value).abs().max())
+        close = 3e-6 * max(float(value.abs().max()), 1) + 2 * off
+        torch.testing.assert_close(found[name].double(), value, rtol=0, atol=close)
+
+
+@pytest.mark.parametrize("mean", [0.0, 100.0])
+def test_bias_beside_weights_with_a_large_mean(mean):
+    torch.manual_seed(0)
+    sparse = SparseLinear("pearson", 2000, 8, bias=True)
+    with torch.no_grad():
+        sparse.weight += mean
+        sparse.bias.normal_().add_(mean)
+    dense = linear("pearson", 2000, 8, bias=True).double()
+    dense.load_state_dict(sparse.state_dict())
+    x = sparse_rows(4, 2000, density=0.1)
+    y, expected = sparse(csr(x)), dense(x.double())
+    assert float((y.double() - expected).abs().max().detach()) < (2e-3 if mean else 1e-6)
+
+
 @pytest.mark.filterwarnings("ignore:.*all weight vectors are constant")  # those of one column
 @given(
     rows=st.integers(1, 6),
@@ -148,14 +191,16 @@ def test_a_constant_but_for_rounding_is_constant():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_step_of_plain_sgd_from_the_parts_of_the_gradient(method):
-    usual, deferred = SparseLinear(method, 600, 7), SparseLinear(method, 600, 7)
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_step_of_plain_sgd_from_the_parts_of_the_gradient(method, bias):
+    usual, deferred = SparseLinear(method, 600, 7, bias), SparseLinear(method, 600, 7, bias)
     deferred.load_state_dict(usual.state_dict())
     deferred.deferred = True
     x, cotangent = csr(sparse_rows(5, 600)), torch.randn(5, 7)
     usual(x).backward(cotangent)
     deferred(x).backward(cotangent)
     assert deferred.weight.grad is None
+    assert not bias or torch.equal(deferred.bias.grad, usual.bias.grad)
     with torch.no_grad():
         usual.weight -= 0.5 * usual.weight.grad
     deferred.descend(0.5)

@@ -10,7 +10,8 @@ with one `slope` and one `shift` per output (both zero for all but weight and th
 That form is kept as it is, a `RowGradient`, when the layer is told to: plain SGD then needs one
 pass over the weights, or none. Otherwise the gradient is made dense and autograd goes on as usual.
 
-Zero, precision and bound rules are those of the dense layers. No bias: an all-zero row gives 0.
+Zero, precision and bound rules are those of the dense layers. A bias of a similarity is one more
+entry of the vectors, `[x, 1]` and `[w, b]`, which is never written beside the others.
 """
 
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from cosnorm.methods import METHODS
 from cosnorm.nn.baselines import RootMeanSquare, group_count
+from cosnorm.nn.scale import LearnScale, add_scale, reset_scale
 
 # Rows of weights that are read together: few enough to stay in a cache with the sums that they go
 # to, and enough to be worth the waking of threads.
@@ -75,39 +77,46 @@ def _inverse(centred: Tensor, total: Tensor) -> Tensor:
     return torch.where(some, torch.where(some, centred, 1).rsqrt(), 0)
 
 
-def _row_statistics(x: Tensor, centered: bool) -> tuple[_Statistics, Tensor]:
-    """Of each row over all its entries, the zeros included; and the rows' sums."""
+def _row_statistics(x: Tensor, centered: bool, ones: int) -> tuple[_Statistics, Tensor]:
+    """Of each row over all its entries, the zeros and `ones` ones behind them included; and the
+    rows' sums.
+    """
     crow, values = x.crow_indices(), x.values()
     counts = crow.diff()
     row = torch.arange(len(counts), device=x.device).repeat_interleave(counts)
-    zero = values.new_zeros(len(counts))
-    total = zero.index_add(0, row, values.square())
-    sums = zero.index_add(0, row, values)
+    last = values.new_full((len(counts),), ones)
+    total = last.index_add(0, row, values.square())
+    sums = last.index_add(0, row, values)
     if not centered:
         return _Statistics(_inverse(total, total), None), sums
-    mean = sums / x.shape[1]
-    inside = zero.index_add(0, row, (values - mean[row]).square())
+    mean = sums / (x.shape[1] + ones)
+    inside = (last * (1 - mean).square()).index_add(0, row, (values - mean[row]).square())
     centred = inside + (x.shape[1] - counts) * mean.square()
     return _Statistics(_inverse(centred, total), mean), sums
 
 
-def _weight_statistics(weight: Tensor, centered: bool) -> _Statistics:
-    """Of each output's weights, in one pass over the memory, or two.
+def _weight_statistics(weight: Tensor, bias: Tensor | None, centered: bool) -> _Statistics:
+    """Of each output's weights and bias, in one pass over the memory, or two.
 
     The mean is subtracted after squaring where it is small, as it is in training; where it is not,
     that would lose digits, and one more pass subtracts it before.
     """
-    total = _sum_of_squares(weight)
+    last = weight.new_zeros(1) if bias is None else bias
+    total = _sum_of_squares(weight) + last.square()
     if not centered:
         return _Statistics(_inverse(total, total), None)
     inputs = weight.shape[1]
-    mean = weight.mv(weight.new_ones(inputs)) / inputs
-    centred = total - inputs * mean.square()
+    entries = inputs + (bias is not None)
+    mean = (weight.mv(weight.new_ones(inputs)) + last) / entries
+    centred = total - entries * mean.square()
     if bool((centred < total / 4).any()):
         near = weight - mean[:, None]
-        offset = near.mean(1)
+        last = last if bias is None else bias - mean
+        offset = (near.sum(1) + last) / entries
         near -= offset[:, None]
-        return _Statistics(_inverse(_sum_of_squares(near), total), mean + offset)
+        last = last if bias is None else last - offset
+        centred = _sum_of_squares(near) + last.square()
+        return _Statistics(_inverse(centred, total), mean + offset)
     return _Statistics(_inverse(centred, total), mean)
 
 
@@ -146,33 +155,38 @@ def _rows_of_product(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
 class _Similarity(torch.autograd.Function):
     """`x·w` of sparse rows, over the lengths that `mode` names.
 
+    bias: an entry of w whose entry of x is 1; of the similarities alone.
     mode: "none" (the product), "weight" (over |w|), "cosine" (over |x||w|), "pearson" (centred).
     sink: a list that takes the weight's gradient as a `RowGradient`; None for a dense gradient.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, mode: str, sink: list | None) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, mode: str, sink: list | None
+    ) -> Tensor:
         z = _product(x, weight.t())
         x_inverse = w_inverse = mean = sums = None
+        if bias is not None:
+            z += bias
         if mode != "none":
-            w_inverse, mean = _weight_statistics(weight, mode == "pearson")
+            w_inverse, mean = _weight_statistics(weight, bias, mode == "pearson")
             z *= w_inverse
         if mode in ("cosine", "pearson"):
-            rows, sums = _row_statistics(x, mode == "pearson")
+            rows, sums = _row_statistics(x, mode == "pearson", int(bias is not None))
             x_inverse = rows.inverse
             if mean is not None and w_inverse is not None:
                 z.addcmul_(sums[:, None], mean * w_inverse, value=-1)
             z = z.mul_(x_inverse[:, None]).clamp_(-1, 1)
         ctx.mode, ctx.sink, ctx.x = mode, sink, x
-        ctx.save_for_backward(weight, z, x_inverse, w_inverse, mean, sums)
+        ctx.save_for_backward(weight, bias, z, x_inverse, w_inverse, mean, sums)
         return z
 
     @staticmethod
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, *grads: Tensor
-    ) -> tuple[None, Tensor | None, None, None]:
-        weight, z, x_inverse, w_inverse, mean, sums = ctx.saved_tensors
+    ) -> tuple[None, Tensor | None, Tensor | None, None, None]:
+        weight, bias, z, x_inverse, w_inverse, mean, sums = ctx.saved_tensors
         grad = grads[0]
         slope = shift = None
         if w_inverse is not None:
@@ -181,20 +195,25 @@ class _Similarity(torch.autograd.Function):
         if x_inverse is not None:
             grad = grad * x_inverse[:, None]
         if mean is not None:
-            shift = mean * slope - sums @ grad / weight.shape[1]
+            entries = weight.shape[1] + (bias is not None)
+            shift = mean * slope - sums @ grad / entries
+        of_bias = None
+        if bias is not None:
+            of_bias = grad.sum(0) - bias * slope
+            of_bias = of_bias if shift is None else of_bias + shift
         gradient = RowGradient(*_rows_of_product(ctx.x, grad), slope, shift)
         if ctx.sink is None:
-            return None, gradient.dense(weight), None, None
+            return None, gradient.dense(weight), of_bias, None, None
         ctx.sink.append(gradient)
-        return None, None, None, None
+        return None, None, of_bias, None, None
 
 
 class SparseLinear(nn.Module):
     """A linear layer of a method whose input is sparse CSR, (rows, in_features).
 
-    The same function and the same state as `cosnorm.nn.linear(method, …)` without bias, gradients
-    included; the input itself gets no gradient. `weight` has shape (out, in) and the transposed
-    memory layout. Statistics and products are float32.
+    The same function and the same state as `cosnorm.nn.linear(method, …)`, gradients included; the
+    input itself gets no gradient. `weight` has shape (out, in) and the transposed memory layout.
+    Statistics and products are float32.
 
     `deferred`: with True, `backward` leaves `weight.grad` alone and puts the weight's gradient into
     `pending`, for `descend`.
@@ -209,8 +228,11 @@ class SparseLinear(nn.Module):
         method: str,
         in_features: int,
         out_features: int,
+        bias: bool = False,
         *,
         affine: bool = False,
+        scale: float | None = None,
+        learn_scale: LearnScale = False,
         activation: Literal["relu"] | None = None,
     ) -> None:
         super().__init__()
@@ -226,7 +248,10 @@ class SparseLinear(nn.Module):
         self.mode = method if method in ("pearson", "cosine", "weight") else "none"
         table = torch.empty(in_features, out_features)
         self.weight = nn.Parameter(nn.init.kaiming_uniform_(table.t(), a=5**0.5))
+        self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
         self._add_norm(out_features, affine)
+        add_scale(self, out_features, scale, learn_scale)
+        reset_scale(self)
         self.deferred = False
         self.pending: list[RowGradient] = []
 
@@ -252,9 +277,15 @@ class SparseLinear(nn.Module):
             )
         with torch.autocast(input.device.type, enabled=False):
             sink = self.pending if self.deferred else None
-            z = self.norm(_Similarity.apply(input, self.weight, self.mode, sink))
+            inside = self.bias if self.mode in ("cosine", "pearson") else None
+            z = _Similarity.apply(input, self.weight, inside, self.mode, sink)
+            if self.bias is not None and inside is None:
+                z = z + self.bias
+            z = self.norm(z)
         if self.gain is not None and self.shift is not None:
             z = z * self.gain + self.shift
+        if self.scale is not None:
+            z = z * self.scale
         return F.relu(z) if self.activation == "relu" else z
 
     @torch.no_grad()

@@ -70,17 +70,10 @@ def mlp(
     torch.Size([2, 10])
     """
     hidden = recipe.hidden
-    if sparse and hidden["bias"]:
-        cause = "bias=True" if recipe.bias else f"affine with the method {recipe.method}"
-        raise ValueError(
-            f"a sparse first layer has no bias; got {cause}: use sparse=False (--no-sparse)"
-        )
     inputs = shape if isinstance(shape, int) else math.prod(shape)
     layers = nn.Sequential(
         nn.Identity() if sparse else nn.Flatten(),
-        SparseLinear(recipe.method, inputs, width, affine=recipe.affine, activation="relu")
-        if sparse
-        else linear(recipe.method, inputs, width, **hidden),
+        (SparseLinear if sparse else linear)(recipe.method, inputs, width, **hidden),
         linear(recipe.method, width, width, **hidden),
         linear(recipe.method, width, classes, **recipe.last),
     )

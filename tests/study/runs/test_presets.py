@@ -79,12 +79,3 @@ def test_length():
 def test_unknown_method():
     with pytest.raises(ConfigError, match=r"method must be one of pearson, .*; got 'instance'"):
         learning_rate("instance")
-
-
-def test_documents_are_not_sparse_where_the_first_layer_has_a_bias():
-    def is_sparse(method, **settings):
-        return configure("20news", method, **settings).sparse
-
-    assert is_sparse("cosine") and is_sparse("batch", affine=True)
-    assert not is_sparse("cosine", affine=True) and not is_sparse("batch", bias=True)
-    assert is_sparse("cosine", bias=True, sparse=True), "what is asked for is refused later"

@@ -3,6 +3,7 @@ import torch
 from experiment_cases import config_for, sparse_data
 from torch import nn
 
+from cosnorm.methods import METHODS
 from cosnorm.study.train.learner import Learner
 from cosnorm.study.train.optimise import Update
 
@@ -42,11 +43,12 @@ def test_the_whole_state_is_there_from_the_beginning(name, tensors):
     assert all(not tensor.any() for tensor in state.values())
 
 
-@pytest.mark.parametrize("method", ["pearson", "cosine", "weight", "batch", "layer", "none"])
-def test_sparse_and_dense_data_train_alike(method):
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("method", METHODS)
+def test_sparse_and_dense_data_train_alike(method, affine):
     networks = []
     for sparse in (True, False):
-        config = config_for(method, lr=0.3, sparse=sparse, batch_size=20)
+        config = config_for(method, lr=0.3, sparse=sparse, batch_size=20, affine=affine)
         learner = Learner(config, sparse_data())
         for step in range(9):
             if step % learner.batches.per_epoch == 0:

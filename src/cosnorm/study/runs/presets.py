@@ -115,13 +115,11 @@ def configure(
     """The preset with the given settings in place of its own; None leaves one as it is.
 
     Settings that follow from others do so unless given: the learning rate from the optimiser, the
-    widths from the network, the precision from the device; sparse data stays sparse on a CPU, where
-    the first layer has no bias.
+    widths from the network, the precision from the device; sparse data stays sparse on a CPU.
     """
     config = with_length(preset(dataset, method, seed), epochs, steps)
     network, optimizer = settings.get("network"), settings.get("optimizer")
-    has_bias = settings.get("bias") or (settings.get("affine") and not METHODS[method].affine)
-    follows: dict[str, Any] = {"device": device, "sparse": device == "cpu" and not has_bias}
+    follows: dict[str, Any] = {"device": device, "sparse": device == "cpu"}
     if device == "cpu":
         follows["precision"] = "fp32"
     if optimizer is not None:
