@@ -1,6 +1,6 @@
 """What a launcher adds to a run: many tiny runs on a Ray cluster of this machine.
 
-    python -m tools.launching --runs 200
+    PYTHONPATH=src python -m tools.launching --out results/cpu/launching.json
 
 The first runs start the cluster and its processes; the others find them warm. The overhead is the
 time per run, times the runs at once, less what training took in the process of the run.
@@ -13,9 +13,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from cosnorm.study import compare, configure
+from cosnorm.study.runs.environment import environment
 from cosnorm.study.runs.progress import Silence
 from cosnorm.study.train.launchers import InProcess, Job
 from cosnorm.study.train.ray_cluster import RayCluster
@@ -51,19 +53,40 @@ def measured(launcher: type, runs: int, at_once: int) -> dict[str, float]:
     return {"seconds": whole, "warm_seconds_per_run": per_run, "process_seconds": per_run * at_once}
 
 
+def told(result: dict[str, Any]) -> str:
+    """That in a sentence or two."""
+    here, ray, facts = result["in_process"], result["ray"], result["environment"]
+    start = ray["seconds"] - result["runs"] * ray["warm_seconds_per_run"]
+    return (
+        f"What the launcher adds to a run, over {result['runs']} tiny runs (`digits`, one epoch) "
+        f"with {result['at_once']} warm processes on as many cores: "
+        f"**{result['overhead_seconds_per_run']:.2f} s**, besides {here['process_seconds']:.2f} s "
+        f"of training. All took {ray['seconds']:.0f} s, some {start:.0f} of them the start of the "
+        f"cluster and its processes. ({facts['cpu']}, torch {facts['torch']}, commit "
+        f"{facts['commit'][:7]}; `python -m tools.launching`.)"
+    )
+
+
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--runs", type=int, default=200)
-    runs = parser.parse_args(argv).runs
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args(argv)
+    runs = arguments.runs
     import torch
 
     torch.set_num_threads(1)  # as a run on the cluster has them
     at_once = os.cpu_count() or 1
     here = measured(InProcess, runs, 1)
     ray = measured(RayCluster, runs, at_once)
-    overhead = ray["process_seconds"] - here["process_seconds"]
-    told = {"runs": runs, "at_once": at_once, "in_process": here, "ray": ray}
-    print(json.dumps({**told, "overhead_seconds_per_run": overhead}, indent=2))
+    result = {
+        "runs": runs, "at_once": at_once, "in_process": here, "ray": ray,
+        "overhead_seconds_per_run": ray["process_seconds"] - here["process_seconds"],
+        "environment": environment("cpu"),
+    }  # fmt: skip
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(told(result))
     return 0
 
 

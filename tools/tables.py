@@ -19,6 +19,7 @@ from tools import (
     columns,
     figures,
     finetuning,
+    launching,
     optimisers,
     reproduction,
     starting,
@@ -35,6 +36,7 @@ PAGES = (
     "docs/conversion.md",
     "docs/fine-tuning.md",
     "docs/optimisers.md",
+    "docs/scaling.md",
 )
 MARKER = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -269,6 +271,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "starting-vit": lambda: starting.table(_load("cpu/starting.json"), "vit"),
     "starting-resnet-sgd": lambda: starting.table(_load("cpu/starting.json"), "resnet, sgd"),
     "starting-resnet": lambda: starting.table(_load("cpu/starting.json"), "resnet"),
+    "launching": lambda: launching.told(_load("cpu/launching.json")),
     "optimisers": lambda: optimisers.best(_load("cpu/optimisers.json")),
     "optimisers-rule": lambda: optimisers.rule(_load("cpu/optimisers.json")),
     "gpu-runs": lambda: runs("h200/mnist", "h200/20news"),
