@@ -240,17 +240,19 @@ class Arms:
 
 
 def table(result: dict[str, Any], name: str, tail: str = "") -> str:
-    """The test error of each arm of a network before its first epoch and after each.
+    """The test error of each arm of a network before its first epoch, after each of the first few
+    and after every fifth.
 
     tail: how the names of the arms end that are shown.
     """
     mine = {k.split(": ")[1]: v for k, v in result["arms"].items() if k.startswith(f"{name}: ")}
     arms = {arm: errors for arm, errors in mine.items() if arm.endswith(tail)}
     longest = max(len(errors) for errors in arms.values())
-    lines = [f"| arm | at first | {' | '.join(f'epoch {k}' for k in range(1, longest))} |"]
-    lines.append("|---" * (longest + 1) + "|")
+    shown = [k for k in range(1, longest) if k <= result["setting"]["further"] or k % 5 == 0]
+    lines = [f"| arm | at first | {' | '.join(f'epoch {k}' for k in shown)} |"]
+    lines.append("|---" * (len(shown) + 2) + "|")
     for arm, errors in arms.items():
-        cells = [f"{error:.1f}" for error in errors] + [""] * (longest - len(errors))
+        cells = [f"{errors[k]:.1f}" if k < len(errors) else "" for k in (0, *shown)]
         lines.append(f"| {arm} | {' | '.join(cells)} |")
     facts, setting = result["environment"], result["setting"]
     told = f"{setting['dataset']}, {setting['rows'] or 'all'} rows, width {setting['width']}"
