@@ -207,19 +207,6 @@ def training(*files: str) -> str:
     )
 
 
-def trials(*folders: str) -> str:
-    """Test errors of single runs, a column for each folder."""
-    found: dict[str, dict[str, str]] = {}
-    for folder in folders:
-        for path in sorted((ROOT / "results" / folder).glob("*/summary.json")):
-            run = json.loads(path.read_text())
-            row = found.setdefault(run["config"]["method"], {})
-            row[folder] = f"{run['test_error_mean']:.2f}"
-    titles = [reproduction.NAMES[Path(folder).name] for folder in folders]
-    rows = [[method, *(row.get(f, "") for f in folders)] for method, row in found.items()]
-    return reproduction.table(["method", *(f"{title}, test error %" for title in titles)], rows)
-
-
 def runs(*folders: str) -> str:
     """Whole runs by their summaries: length, time and result."""
     lines = ["| run | epochs | seconds | test error | commit |", "|---" * 5 + "|"]
@@ -276,7 +263,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "optimisers-rule": lambda: optimisers.rule(_load("cpu/optimisers.json")),
     "gpu-runs": lambda: runs("h200/mnist", "h200/20news"),
     "which-methods": lambda: _told(choices.methods(), choices.where()),
-    "which-trials": lambda: trials("h200/mnist", "h200/20news"),
     "which-rates": choices.rates,
     "which-scales": choices.scales,
     "which-biases": choices.biases,
