@@ -82,7 +82,7 @@ def calibrated(model: nn.Module, plan: Any, batch: Example) -> Calibration:
     alone, have no scale, nor have those that are initialised anew.
 
     Raises ValueError for a batch that the model does not take or that gives no finite numbers, and
-    for one that runs none of the layers.
+    for one that runs none of the layers, or all of them on zeros.
     """
     if not plan.patterns:
         raise ValueError(
@@ -98,6 +98,12 @@ def calibrated(model: nn.Module, plan: Any, batch: Example) -> Calibration:
         for layer, size in wanted.items()
     }
     rehearsal.run(hooks)
+    if wanted and not scales:
+        raise ValueError(
+            f"calibrate must give layers that are converted more than zeros; all of {len(wanted)} "
+            "have similarities of zero on it, as of rows of zeros, of one number or out of range: "
+            "pass a batch as the model is trained on"
+        )
     kept = (module for module in model.modules() if module not in plan.dropped)
     norms = [norm for norm in kept if _keeps_statistics(norm)]
     statistics = {norm: _statistics(rehearsal.of[norm]) for norm in norms}
