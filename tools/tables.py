@@ -256,7 +256,7 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "without-norms": lambda: starting.told_without_norms(_load("cpu/starting.json")),
     "starting-vit": lambda: starting.table(_load("cpu/starting.json"), "vit"),
-    "starting-resnet-sgd": lambda: starting.table(_load("cpu/starting.json"), "resnet, sgd"),
+    "starting-resnet-fast": lambda: starting.table(_load("cpu/starting.json"), "resnet, 0.001"),
     "starting-resnet": lambda: starting.table(_load("cpu/starting.json"), "resnet"),
     "launching": lambda: launching.told(_load("cpu/launching.json")),
     "optimisers": lambda: optimisers.best(_load("cpu/optimisers.json")),
