@@ -5,49 +5,22 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from kernel_cases import DEVICES, HALF, LAST, check, tensors_of
 
 import cosnorm
 from cosnorm import functional as F
-from cosnorm.ops import backend, direct, reference
+from cosnorm.ops import backend, direct
 from cosnorm.ops.direct import Kind
 from cosnorm.ops.reference import numerics
 from cosnorm.ops.spec import Geometry, Spec
 from cosnorm.study.bench.verify import cases, faults_of
-from cosnorm.testing import SLACK, assert_exact, error, fault, values_and_grads
+from cosnorm.testing import SLACK, error, fault, values_and_grads
 
 pytest.importorskip("triton", reason="the kernels need triton")
 from cosnorm.ops import triton
 from cosnorm.ops.triton import plan, tuning
 
-# Where there is a GPU the kernels are compiled for it, and none is left for the CPU.
-GPU = pytest.param("cuda", marks=pytest.mark.gpu)
-DEVICES = [GPU] if torch.cuda.is_available() else ["cpu", GPU]
-HALF = {"cpu": torch.float16, "cuda": torch.bfloat16}  # the interpreter is wrong for bfloat16
-LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-
-
-@pytest.fixture(autouse=True)
-def triton_passes(monkeypatch):
-    """All layers by Triton; every launch is given the addresses of its tensors, which are round."""
-    launched = plan.Launch.__call__
-
-    kinds = {}
-
-    def checked(launch, stream, addresses, tensors, *factors):
-        found = tuple(None if t is None else t.data_ptr() for t in tensors)
-        assert addresses == found and not any(at and at & 15 for at in found)
-        # A compiled kernel is called by addresses: it takes what its first call gave it.
-        dtypes = [None if t is None else t.dtype for t in tensors]
-        assert kinds.setdefault(launch, dtypes) == dtypes
-        launched(launch, stream, addresses, tensors, *factors)
-
-    monkeypatch.setattr(plan.Launch, "__call__", checked)
-    before = backend.set_backend("triton")
-    plan.forget()  # some tests change what plans are made of
-    with reference.without_tf32():  # what is compared is the passes, not how products round
-        yield
-    plan.forget()
-    backend.set_backend(before)
+pytestmark = pytest.mark.usefixtures("triton_passes")
 
 
 class Case(NamedTuple):
@@ -111,40 +84,6 @@ def kinds_of(made):
         passes = (made.launches["finish", True], made.launches["end_grad", True, True])
         kinds |= {"taps" if launch._constants["TAPS"] else "loop" for launch in passes}
     return kinds
-
-
-def check(spec, tensors, dtype):
-    """Values and all gradients of a layer against its formula in float64.
-
-    The same steps in torch give the error that is allowed twice. With ReLU, gradients are compared
-    where the unit was on: rounding may move it across the corner.
-    """
-    bias, scale = tensors[2] is not None, tensors[3] is not None
-    given = [t for t in tensors if t is not None]
-
-    def run(function, spec, x, w, *rest):
-        return function(x, w, rest[0] if bias else None, rest[-1] if scale else None, spec)
-
-    y = run(direct.call, Kind(spec), *given).detach()
-    seed = torch.randn(y.shape, device=y.device).to(y.dtype).double()
-    relu = spec.activation == "relu"
-    smooth = spec._replace(activation=None) if relu else spec
-    formula = partial(run, direct.reference_of(spec), smooth)
-    want = values_and_grads(formula, [t.double() for t in given], seed * (y > 0) if relu else seed)
-    want[0] = want[0].relu() if relu else want[0]
-    got = values_and_grads(partial(run, direct.call, Kind(spec)), given, seed)
-    backend.set_backend("torch")
-    steps = values_and_grads(partial(run, direct.call, Kind(spec)), given, seed)
-    backend.set_backend("triton")
-    assert_exact(got, want, steps, dtype, terms=seed * want[0])
-
-
-def tensors_of(size, kernel, bias, scale, device, dtype, last=False):
-    layout = LAST[len(size)] if last else torch.contiguous_format
-    tensors = [torch.randn(shape).contiguous(memory_format=layout) for shape in (size, kernel)]
-    tensors += [torch.randn(kernel[0]) if bias else None]
-    tensors += [torch.rand(kernel[0] if scale == "each" else 1) + 0.5 if scale else None]
-    return [t if t is None else t.to(device, dtype) for t in tensors]
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -100,6 +100,24 @@ def keeps_unit(dtype: torch.dtype, weight: Tensor) -> bool:
     return weight.dtype.itemsize > dtype.itemsize
 
 
+def is_early(spec: Spec, weight: Tensor, scale: Tensor | None, dtype: torch.dtype) -> bool:
+    """Whether a layer normalises its rows before the product, which is then the output.
+
+    So it is for linear layers in two bytes with no fewer outputs than inputs: a pass over rows of x
+    is cheaper there than one over those of y. What rounds a similarity to over 1 is taken care of
+    where rows and weights are rounded. dtype: of the product.
+    """
+    return (
+        spec.geometry is None
+        and spec.activation is None
+        and spec.gain == 1
+        and scale is None
+        and dtype.itemsize == 2
+        and weight.shape[0] >= weight.shape[1]
+        and weight.shape[1] % 8 == 0  # else products are slow
+    )
+
+
 def memory_format(*tensors: Tensor) -> torch.memory_format:
     """Channels last if any of them is, as torch's convolutions choose."""
     known = {4: torch.channels_last, 5: torch.channels_last_3d}

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cosnorm.ops.eager import boxes, rows
+from cosnorm.ops.eager import boxes, early, rows
 from cosnorm.ops.reference.numerics import (
     full_precision,
     into_cosine,
@@ -25,7 +25,7 @@ from cosnorm.ops.reference.numerics import (
     product_dtype,
     weight_stats,
 )
-from cosnorm.ops.spec import Spec, keeps_unit, laid, memory_format
+from cosnorm.ops.spec import Spec, is_early, keeps_unit, laid, memory_format
 
 unsafe_view = (
     torch.ops.aten._unsafe_view.default
@@ -55,6 +55,8 @@ def forward(
             return shaped, [shaped if t is y else t for t in kept]
         if rows.serves(input, weight, spec):
             return rows.forward(input, weight, bias, scale, spec, keep)
+        if is_early(spec, weight, scale, product_dtype(input)):
+            return early.forward(input, weight, bias, spec, keep)
         x = input
         stats = weight_stats(weight, bias, spec.centered)
         unit = unit_weight(weight, bias, stats, spec, product_dtype(input))
@@ -167,8 +169,16 @@ def backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     with full_precision(input):
         value, rnorm, mean, stats, v = kept
-        assert value is not None and rnorm is not None and stats is not None
+        assert rnorm is not None and stats is not None
         x = input
+        if is_early(spec, weight, scale, product_dtype(input)):
+            x, grad = (t.reshape(-1, t.shape[-1]) for t in (input, grad))
+            dx, dw, db, stats = early.backward(grad, x, weight, bias, kept, spec, need)
+            if dw is not None:
+                unit = Unit(dw, None, None, False, 1.0)
+                dw, db = project(dw, db, weight, bias, stats, unit, spec)
+            return _shaped(dx, input), dw, db, None
+        assert value is not None
         if spec.geometry is None:
             x, grad, value = (t.reshape(-1, t.shape[-1]) for t in (input, grad, value))
             kept = [value, *kept[1:]]

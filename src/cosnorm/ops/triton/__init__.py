@@ -71,11 +71,14 @@ def _works(device: torch.device) -> bool:
 
 @contextmanager
 def _synchronising(device: torch.device) -> Iterator[None]:
-    """Let the host wait for the device, where the user has it forbidden (`set_sync_debug_mode`)."""
-    if device.type != "cuda":
+    """Let the host wait for the device, where the user has it forbidden (`set_sync_debug_mode`).
+
+    Where nothing is forbidden nothing is set: torch warns of the mode, whatever it is set to.
+    """
+    mode = torch.cuda.get_sync_debug_mode() if device.type == "cuda" else 0
+    if mode == 0:
         yield
         return
-    mode = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode(0)
     try:
         yield
@@ -128,14 +131,25 @@ def forward(
         bias = bias if plan.flat and not bias.data_ptr() & 15 else _flat(bias)
         at_b = bias.data_ptr()
     v, vb, at_v, at_vb, at_sums, sums = w, bias, at_w, at_b, None, None
+    arena = torch.empty(plan.arena, dtype=torch.float32, device=plan.device)
+    at_arena = arena.data_ptr()
+    if plan.early:
+        rows, _ = plan.rows
+        hat = torch.empty((rows, plan.pitch), dtype=plan.dtype, device=plan.device)
+        v = torch.empty((plan.units, plan.pitch), dtype=plan.dtype, device=plan.device)
+        plan.launches["normalise", True, False, True, False](
+            stream, (at_x, at_w, at_b, v.data_ptr(), hat.data_ptr(), at_arena, None, None),
+            (x, w, bias, v, hat, arena, None, None),
+        )  # fmt: skip
+        y = _product(plan, hat, v, None)
+        y = y if plan.shaped is None else y.resize_(plan.shaped)
+        return y, [None, arena, v if plan.keeps_unit else None] if keep else []
     if plan.unit:
         v = torch.empty_like(w, dtype=plan.dtype)
         at_v = v.data_ptr()
         if bias is not None:
             vb = torch.empty_like(bias, dtype=plan.dtype)
             at_vb = vb.data_ptr()
-    arena = torch.empty(plan.arena, dtype=torch.float32, device=plan.device)
-    at_arena = arena.data_ptr()
     if plan.sums:
         sums = torch.empty(plan.sums, dtype=torch.float32, device=plan.device)
         at_sums = sums.data_ptr()
@@ -231,6 +245,8 @@ def backward(
         at_s = s.data_ptr()
     fields, units = need[0], need[1] or need[2]  # the projection of one is made of both
     need_bias, need_scale = units and b is not None, need[3] and s is not None
+    if plan.early:
+        return _early_backward(plan, stream, (x, w, b, arena, v, dy), (at_x, at_w, at_b), need)
     if need_bias or need_scale:
         # Where blocks of positions leave their shares of every unit, for each kind of sum.
         size = ((need_bias + need_scale) * plan.units, plan.blocks)
@@ -274,6 +290,49 @@ def backward(
         (dx0, x, dx, arena, sums, dv, shares, w, b, dw, db), lift,
     )  # fmt: skip
     return dx, dw, db, dscale
+
+
+def _early_backward(
+    plan: Plan, stream: int, tensors: tuple, places: tuple, need: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    (x, w, b, arena, v, dy), (at_x, at_w, at_b) = tensors, places
+    fields, units = need[0], need[1] or need[2]
+    (rows, depth), at_arena, at_dy = plan.rows, arena.data_ptr(), dy.data_ptr()
+    hat = shares = at_hat = at_shares = dx = dw = db = dx0 = dv = None
+    at_dx = at_dx0 = at_dv = at_dw = at_db = at_v = None
+    if units:
+        hat = torch.empty((rows, depth), dtype=plan.dtype, device=plan.device)
+        at_hat = hat.data_ptr()
+        if b is not None:
+            shares = torch.empty((plan.units, plan.blocks), dtype=torch.float32, device=plan.device)
+            at_shares = shares.data_ptr()
+    known, make = v, v is None and fields
+    if make:
+        v = torch.empty((plan.units, depth), dtype=plan.dtype, device=plan.device)
+        at_v = v.data_ptr()
+    if units or make or b is not None:
+        plan.launches["normalise", units, True, make, units and b is not None](
+            stream, (at_x, at_w, at_b, at_v, at_hat, at_arena, at_dy, at_shares),
+            (x, w, b, v if make else None, hat, arena, dy, shares),
+        )  # fmt: skip
+    if not (fields or units):
+        return None, None, None, None
+    v = v if known is None else known[:, :depth]
+    dx0, dv = _product_grad(plan, dy, x if hat is None else hat, v, fields, units)
+    if dx0 is not None:
+        dx = dx0
+        at_dx0 = at_dx = dx0.data_ptr()
+    if dv is not None:
+        dw = dv if dv.dtype is w.dtype else torch.empty_like(w)
+        at_dv, at_dw = dv.data_ptr(), dw.data_ptr()
+        if b is not None:
+            db = torch.empty_like(b)
+            at_db = db.data_ptr()
+    plan.launches["end_early", fields, units](
+        stream, (at_dx0, at_x, at_dx, at_arena, at_dv, at_shares, at_w, at_b, at_dw, at_db),
+        (dx0, x, dx, arena, dv, shares, w, b, dw, db),
+    )  # fmt: skip
+    return dx, dw, db, None
 
 
 def _product_grad(

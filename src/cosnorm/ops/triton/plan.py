@@ -15,7 +15,7 @@ from torch import Tensor
 from triton.compiler import CompiledKernel
 
 from cosnorm.ops.reference.numerics import compute_dtype, lift, product_dtype
-from cosnorm.ops.spec import Spec, keeps_unit, memory_format
+from cosnorm.ops.spec import Spec, is_early, keeps_unit, memory_format
 from cosnorm.ops.triton import kernels, tuning
 
 Shape = Sequence[int]
@@ -107,10 +107,12 @@ class Plan:
     ) -> None:
         self.spec, self.gain, self.bias, self.folded = spec, spec.gain, bias is not None, folded
         self.dtype = compute_dtype(input) if folded else product_dtype(input)
-        self.lift = 1.0 if folded else lift(self.dtype, weight, self.bias)
+        self.early = not folded and is_early(spec, weight, scale, self.dtype)
+        whole = folded or self.early  # unit vectors on both sides of a product, or units as given
+        self.lift = 1.0 if whole else lift(self.dtype, weight, self.bias)
         self.scale = 0 if scale is None else 1 if scale.numel() == 1 else 2
         same = weight.dtype == self.dtype != torch.float16
-        self.raw = same and not folded and not spec.centered
+        self.raw = same and not whole and not spec.centered
         self.keeps_unit = keeps_unit(self.dtype, weight)
         self.convolution = None
         if spec.geometry is not None:
@@ -121,7 +123,8 @@ class Plan:
         self.flat = all(t is None or t.is_contiguous() for t in (bias, scale))
         self._place(input, weight)
         self._count(input, weight)
-        (positions, _, _), walk, _ = self._over("start_grad", OUTPUT)
+        name, side = ("renormalise", INPUT) if self.early else ("start_grad", OUTPUT)
+        (positions, _, _), walk, _ = self._over(name, side)
         self.blocks = -(-positions // walk["BP"])  # of positions, each with its shares
         self.launches = Launches(self)
 
@@ -175,6 +178,7 @@ class Plan:
             and not any(geometry.padding)
             and set(geometry.stride) == {1}
         )
+        self.pitch = channels + 8 * self.bias  # of x̂ and v, EARLY: a row, and the bias's entry
         self.lean = self.point and spec.activation is None and self.scale == 0
         self.keeps_output = spec.act.keeps_output or self.lean
         self.lanes = self.last and groups > 1 and min(self.depth, self.width) < tuning.FEW
@@ -195,7 +199,7 @@ class Plan:
         programs that takes."""
         groups, (positions, space, channels, width) = self.spec.groups, self._sides[side]
         block = tuning.tile(name, self.last, self.lanes, groups, width)
-        if name == "start_grad" and (self.bias or self.scale):
+        if name in ("start_grad", "renormalise") and (self.bias or self.scale):
             block = tuning.sharing(block)
         begins = (channels, groups if self.lanes else width) if self.last else (space,)
         align = 8 if all(n % 8 == 0 for n in begins) else 1
@@ -223,6 +227,30 @@ class Plan:
         """Width of the input, of the output, and the window along them."""
         inner, outer, window = self._window()
         return [inner[2], outer[2], *window[2::3]]
+
+    def _normalise(self, rows: bool, known: bool, units: bool, need_bias: bool) -> Launch:
+        name = "renormalise" if known else "normalise"
+        (positions, _, depth), walk, programs = self._over(name, INPUT)
+        pitch = self.pitch if not known else depth
+        numbers = (
+            positions, depth, pitch, pitch, self.units, self.shift, self.blocks
+        )  # fmt: skip
+        wanted = rows or not known or self.bias
+        count = (programs if wanted else 0) + (self.units if units else 0)
+        return Launch(
+            kernels.normalise, count, numbers, CENTERED=self.spec.centered, BIAS=self.bias,
+            UNITS=units, ROWS=rows, KNOWN=known, DBIAS=need_bias, EXACT=depth % walk["BC"] == 0,
+            BP=walk["BP"], BC=walk["BC"], BW=tuning.ROW,
+        )  # fmt: skip
+
+    def _end_early(self, fields: bool, units: bool) -> Launch:
+        (positions, _, depth), walk, programs = self._over("end_grad", INPUT)
+        count = (programs if fields else 0) + (self.units if units else 0)
+        return Launch(
+            kernels.end_early, count, (positions, depth, self.units, self.shift, self.blocks),
+            CENTERED=self.spec.centered, BIAS=self.bias, FIELDS=fields, UNITS=units,
+            BP=walk["BP"], BC=walk["BC"], BW=tuning.ROW,
+        )  # fmt: skip
 
     def _prepare(self) -> Launch:
         sizes, walk, programs = self._over("prepare", ROWS if self.thin else INPUT)

@@ -1,0 +1,212 @@
+"""Linear layers whose rows are normalised before the product, by Triton and by torch."""
+
+from functools import partial
+
+import pytest
+import torch
+from kernel_cases import DEVICES, HALF, check, tensors_of
+from torch import nn
+
+from cosnorm import functional as F
+from cosnorm.nn import CosineLinear, PearsonLinear
+from cosnorm.ops import backend, direct
+from cosnorm.ops.direct import Kind
+from cosnorm.ops.eager import early
+from cosnorm.ops.reference import numerics
+from cosnorm.ops.spec import Spec, is_early
+from cosnorm.testing import values_and_grads
+
+pytest.importorskip("triton", reason="the kernels need triton")
+from cosnorm.ops import triton
+from cosnorm.ops.triton import plan, tuning
+
+pytestmark = pytest.mark.usefixtures("triton_passes")
+
+SIMILARITIES = ["cosine", "pearson"]
+SIZES = {"one row": ((1, 8), 8), "rows": ((2, 9, 24), 40), "wide": ((2, 136), 144)}
+
+
+@pytest.fixture(autouse=True)
+def halves_are_multiplied(monkeypatch):
+    """As on a GPU, where float16 is multiplied as such."""
+    monkeypatch.setattr(numerics, "HALF_PRODUCTS", ("cpu", "cuda"))
+
+
+def tensors_for(size, bias, device, wider=False):
+    shape, units = SIZES[size]
+    tensors = tensors_of(shape, (units, shape[-1]), bias, None, device, HALF[device])
+    if wider:  # as autocast leaves them
+        tensors[1:] = [t if t is None else t.float() for t in tensors[1:]]
+    return tensors
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("wider", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+@pytest.mark.parametrize("size", SIZES)
+def test_values_and_gradients(size, similarity, bias, wider, device):
+    tensors, spec = tensors_for(size, bias, device, wider), Spec(similarity)
+    made = plan.plan_for(*tensors, spec)
+    assert made.early and made.lift == 1
+    check(spec, tensors, HALF[device])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_more_than_a_tile_holds(similarity, bias, device, monkeypatch):
+    monkeypatch.setattr(tuning, "ROW", 16)
+    monkeypatch.setattr(tuning, "ELEMENTS", dict.fromkeys(tuning.ELEMENTS, 128))
+    monkeypatch.setattr(tuning, "SHARED", 8)
+    tensors = tensors_for("rows", bias, device)
+    assert plan.plan_for(*tensors, Spec(similarity)).blocks > 1
+    check(Spec(similarity), tensors, HALF[device])
+
+
+def test_of_which_layers_it_is():
+    weight, low, spec = torch.empty(16, 8), torch.bfloat16, Spec("cosine")
+    assert is_early(spec, weight, None, low) and is_early(spec, weight, None, torch.float16)
+    for other in (
+        (spec, weight, None, torch.float32),
+        (spec, weight, torch.ones(1), low),
+        (Spec("cosine", "relu"), weight, None, low),
+        (Spec("cosine", None, 2.0), weight, None, low),
+        (spec, weight.t(), None, low),
+        (spec, torch.empty(16, 9), None, low),
+    ):
+        assert not is_early(*other)
+
+
+ROUND_BADLY = {torch.float16: 56, torch.bfloat16: 112}  # lengths of flat vectors that do
+
+
+def parallel(kind, count, size, dtype):
+    """Vectors that round badly, which are weights and inputs both."""
+    if kind == "flat":  # all entries of a vector round the same way
+        return (torch.rand(count, 1) + 0.5).expand(count, size).contiguous().to(dtype)
+    return torch.randn(count, size).to(dtype)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("choice", ["torch", "triton"])
+@pytest.mark.parametrize("kind", ["flat", "random"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_no_similarity_is_above_one(bias, kind, choice, device):
+    backend.set_backend(choice)
+    size = 16 if kind == "random" else ROUND_BADLY[HALF[device]]
+    w = parallel(kind, size, size, HALF[device]).to(device)
+    b = torch.ones(size, dtype=HALF[device], device=device) if bias else None
+    if kind == "flat":  # the case is one that needs care
+        unit = nn.functional.normalize(w.float(), dim=1).to(w.dtype).float()
+        assert bias or (unit @ unit.t()).to(w.dtype).max() > 1
+    for centered in (False, True):
+        y = F.cosine_linear(w, w, b, centered=centered)
+        assert y.abs().max() <= 1
+        if kind == "random" or not centered:  # the diagonal is 1 as far as it can be told
+            assert (1 - y.diagonal().float()).abs().max() < 0.02
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 8, 64, 128, 512, 4096])
+@pytest.mark.parametrize("size", [64, 384, 1024, 4096])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_no_similarity_is_above_one_whatever_way_the_product_goes(dtype, size, rows):
+    """cuBLAS may split a sum into parts that it rounds before it adds them."""
+    for units in (size, 4 * size):
+        w = torch.randn(units, size, device="cuda").to(dtype)
+        w[: units // 2] = torch.rand(units // 2, 1, device="cuda").to(dtype) + 0.5
+        for centered in (False, True):
+            assert F.cosine_linear(w[:rows], w, centered=centered).abs().max() <= 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("choice", ["torch", "triton"])
+@pytest.mark.parametrize("value, centered", [(0.0, False), (0.0, True), (0.1, True), (1e4, True)])
+def test_vectors_without_direction_give_exact_zeros(value, centered, choice, device):
+    backend.set_backend(choice)
+    low = {"device": device, "dtype": HALF[device]}
+    flat, some = torch.full((24, 24), value, **low), torch.randn(24, 24, **low)
+    for x, w in ((flat, some), (some, flat)):
+        x, w = (t.clone().requires_grad_() for t in (x, w))
+        y = F.cosine_linear(x, w, centered=centered)
+        y.sum().backward()
+        assert (y == 0).all() and (x.grad == 0).all() and (w.grad == 0).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+@pytest.mark.parametrize("wider", [False, True])
+def test_some_gradients_alone(wider, similarity, device):
+    tensors = tensors_for("rows", True, device, wider)[:3]
+    kind = Kind(Spec(similarity))
+    run = partial(direct.call, scale=None, kind=kind)
+    seed = torch.randn_like(run(*tensors))
+    whole = values_and_grads(run, tensors, seed)
+    for chosen in (0b001, 0b010, 0b100, 0b011, 0b101):
+        given = [t.detach().requires_grad_(bool(chosen >> i & 1)) for i, t in enumerate(tensors)]
+        wanted = [i for i, t in enumerate(given) if t.requires_grad]
+        grads = torch.autograd.grad(run(*given), [given[i] for i in wanted], seed)
+        for i, grad in zip(wanted, grads, strict=True):
+            torch.testing.assert_close(grad, whole[1:][i], rtol=1e-3, atol=1e-4)
+    with torch.no_grad():
+        assert torch.equal(run(*tensors), whole[0])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("wider", [False, True])
+def test_saved_tensors_come_back_elsewhere(wider, device):
+    """What hooks return may begin at any address and have any strides."""
+
+    def moved(tensor):
+        buffer = torch.empty(2 * tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)
+        return buffer[1::2].view(tensor.shape).copy_(tensor)
+
+    tensors = tensors_for("rows", True, device, wider)[:3]
+    leaves = [t.requires_grad_() for t in tensors]
+    run = partial(direct.call, scale=None, kind=Kind(Spec("pearson")))
+    seed = torch.randn_like(run(*leaves))
+    plainly = torch.autograd.grad(run(*leaves), leaves, seed)
+    with torch.autograd.graph.saved_tensors_hooks(moved, moved):
+        hooked = torch.autograd.grad(run(*leaves), leaves, seed)
+    for got, want in zip(hooked, plainly, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("layer", [CosineLinear, PearsonLinear])
+def test_outputs_may_be_changed_in_place(layer, device):
+    layer = layer(16, 24, bias=True, device=device, dtype=HALF[device])
+    x = torch.randn(2, 3, 16, device=device, dtype=HALF[device], requires_grad=True)
+    plainly = torch.autograd.grad(layer(x).sum(), [x, *layer.parameters()])
+    y = layer(x)
+    y.detach().zero_()
+    assert y._base is None
+    assert all(map(torch.equal, torch.autograd.grad(y.sum(), [x, *layer.parameters()]), plainly))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_what_is_held_for_backward(similarity, device):
+    """x, statistics and, of wider weights, v: no output, and no normalised rows."""
+    from cosnorm.study.bench.timing import held_bytes
+
+    x, w, b = tensors_for("rows", True, device)[:3]
+    leaves = [t.requires_grad_() for t in (x, w, b)]
+    held = held_bytes(partial(direct.call, *leaves, None, Kind(Spec(similarity))), leaves)
+    assert held < x.numel() / x.shape[-1] * 8 + w.numel() / w.shape[1] * 8 + 4 * len(w) + 64
+
+
+def test_the_two_rooms_agree(monkeypatch):
+    """In torch the same formulas: `eager.early` is what runs, and gives what the kernels give."""
+    calls = []
+    forward = early.forward
+    monkeypatch.setattr(early, "forward", lambda *a: calls.append(a) or forward(*a))
+    x = torch.randn(3, 5, 16, dtype=torch.float16)
+    layer = PearsonLinear(16, 32, bias=True, dtype=torch.float16)
+    nn.init.normal_(layer.bias)
+    by_triton = layer(x)
+    assert not calls
+    backend.set_backend("torch")
+    torch.testing.assert_close(layer(x), by_triton, rtol=2e-3, atol=1e-3)
+    assert len(calls) == 1 and triton.serves(x, layer.weight, Spec("pearson"))
