@@ -210,3 +210,26 @@ def test_the_two_rooms_agree(monkeypatch):
     backend.set_backend("torch")
     torch.testing.assert_close(layer(x), by_triton, rtol=2e-3, atol=1e-3)
     assert len(calls) == 1 and triton.serves(x, layer.weight, Spec("pearson"))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("layer", [CosineLinear, PearsonLinear])
+def test_compiled_for_any_number_of_rows(layer, bias):
+    """The formulas in aten, no break in the graph, one graph for all sizes; the bound holds."""
+    backend.set_backend("torch")
+    layer = layer(16, 24, bias=bias, dtype=torch.bfloat16)
+    nn.init.uniform_(layer.bias, 0.5, 1.5) if bias else None
+    with torch.no_grad():
+        layer.weight[:8] = 0.7
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=True)
+    for rows in (5, 9):
+        x = torch.randn(rows, 2, 16, dtype=torch.bfloat16)
+        x[0] = layer.weight[:2].detach()
+        x.requires_grad_()
+        results = []
+        for run in (layer, compiled):
+            y = run(x)
+            assert y.abs().max() <= 1
+            results.append([y, *torch.autograd.grad(y.sum(), [x, *layer.parameters()])])
+        for got, want in zip(*results, strict=True):
+            torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)

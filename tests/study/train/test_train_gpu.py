@@ -8,6 +8,7 @@ from cosnorm.methods import METHODS
 from cosnorm.study.train.learner import Learner, captured
 from cosnorm.study.train.run import load_run, run
 from cosnorm.study.train.stack import Stack
+from cosnorm.study.train.torchrun import joined
 
 pytestmark = [
     pytest.mark.gpu,
@@ -52,21 +53,59 @@ def test_a_captured_step_in_bf16_is_the_step(method):
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_captured_step_of_several_seeds_is_that_of_each(method, optimizer):
-    """Replays of the graph of three seeds, against each seed's own steps."""
+    """Replays of the graph of three seeds, against each seed's own steps.
+
+    In float64: in float32 sums of another order are another curve after a few steps.
+    """
     rate = {"sgd": 0.1, "momentum": 0.05}.get(optimizer, 1e-3)
     settings = {"optimizer": optimizer, "lr": rate, "ema_decay": 0.9, "width": 32}
-    chosen = [on_cuda(method, seed=seed, **settings) for seed in range(3)]
+    assert_seeds_are_each({"method": method, "precision": "fp64", **settings}, 13, 1e-8)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_captured_step_of_several_seeds_in_single_precision(method):
+    assert_seeds_are_each({"method": method, "lr": 0.1, "width": 32}, 3, 1e-4)
+
+
+def assert_seeds_are_each(settings, steps, tolerance):
+    chosen = [on_cuda(seed=seed, **settings) for seed in range(3)]
     alone, rows = ([Learner(config, vector_data()) for config in chosen] for _ in range(2))
     for learner in alone:
-        steps_of(learner, learner.step, 13)
+        steps_of(learner, learner.step, steps)
     whole = Stack(rows)
     whole.batches.begin(0)
-    steps_of(whole, captured(whole), 13)
+    steps_of(whole, captured(whole), steps)
     for one, row in zip(alone, rows, strict=True):
         for name, tensor in one.state().items():
             torch.testing.assert_close(
-                row.state()[name], tensor, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
-            )
+                row.state()[name], tensor, rtol=10 * tolerance, atol=tolerance,
+                msg=lambda m, n=name: f"{n}: {m}",
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["whole", "parts"])
+@pytest.mark.parametrize("method", ["pearson", "layer", "batch"])
+def test_one_rank_of_nccl_is_a_run_alone(method, sharded, tmp_path, monkeypatch):
+    """With synchronised batch norm, and a checkpoint that is gone on with; more GPUs are more."""
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_PORT": 0, "LOCAL_RANK": 0}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    norm = {"sync_batch_norm": True} if method == "batch" else {}
+    config = on_cuda(method, precision="fp64", lr=0.1, optimizer="momentum", **norm)
+    data = vector_data()
+    run(
+        on_cuda(method, precision="fp64", lr=0.1, optimizer="momentum"),
+        tmp_path / "one",
+        dataset=data,
+    )
+    for stop in (StopAfter(5), StopAfter(-1)):
+        with joined("cuda", 60.0, sharded) as ranks:
+            outcome = run(config, tmp_path / "nccl", dataset=data, ranks=ranks, stop=stop)
+    assert outcome.status == "done"
+    one, nccl = (load_run(tmp_path / name).network.state_dict() for name in ("one", "nccl"))
+    for name, tensor in one.items():
+        torch.testing.assert_close(nccl[name], tensor, rtol=1e-9, atol=1e-9)
 
 
 def test_seeds_as_one_stopped_and_gone_on_with(tmp_path):

@@ -249,7 +249,7 @@ def backward(
         return _early_backward(plan, stream, (x, w, b, arena, v, dy), (at_x, at_w, at_b), need)
     if need_bias or need_scale:
         # Where blocks of positions leave their shares of every unit, for each kind of sum.
-        size = ((need_bias + need_scale) * plan.units, plan.blocks)
+        size = ((need_bias + need_scale) * plan.blocks, plan.units)
         shares = torch.empty(size, dtype=torch.float32, device=plan.device)
         at_shares = shares.data_ptr()
     if v is None:
@@ -266,7 +266,7 @@ def backward(
     )  # fmt: skip
     dx = dw = db = dscale = None
     if need_scale and scale is not None and shares is not None:
-        dscale = like_scale(shares[-plan.units :].sum(1), scale)
+        dscale = like_scale(shares[-plan.blocks :].sum(0), scale)
     if not (fields or units):
         return dx, dw, db, dscale
     dx0, dv = _product_grad(plan, g, x, v, fields, units)
@@ -295,7 +295,8 @@ def backward(
 def _early_backward(
     plan: Plan, stream: int, tensors: tuple, places: tuple, need: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-    (x, w, b, arena, v, dy), (at_x, at_w, at_b) = tensors, places
+    """Of an EARLY layer: its tensors as `backward` has laid them, and where three of them lie."""
+    (x, w, b, arena, kept, dy), (at_x, at_w, at_b) = tensors, places
     fields, units = need[0], need[1] or need[2]
     (rows, depth), at_arena, at_dy = plan.rows, arena.data_ptr(), dy.data_ptr()
     hat = shares = at_hat = at_shares = dx = dw = db = dx0 = dv = None
@@ -304,9 +305,10 @@ def _early_backward(
         hat = torch.empty((rows, depth), dtype=plan.dtype, device=plan.device)
         at_hat = hat.data_ptr()
         if b is not None:
-            shares = torch.empty((plan.units, plan.blocks), dtype=torch.float32, device=plan.device)
+            shares = torch.empty((plan.blocks, plan.units), dtype=torch.float32, device=plan.device)
             at_shares = shares.data_ptr()
-    known, make = v, v is None and fields
+    make = kept is None and fields
+    v = w if kept is None else kept[:, :depth]  # without the bias's entry
     if make:
         v = torch.empty((plan.units, depth), dtype=plan.dtype, device=plan.device)
         at_v = v.data_ptr()
@@ -317,7 +319,6 @@ def _early_backward(
         )  # fmt: skip
     if not (fields or units):
         return None, None, None, None
-    v = v if known is None else known[:, :depth]
     dx0, dv = _product_grad(plan, dy, x if hat is None else hat, v, fields, units)
     if dx0 is not None:
         dx = dx0

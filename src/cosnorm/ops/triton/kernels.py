@@ -322,12 +322,13 @@ def unit(
 
 
 @triton.jit
-def shared(row, shares_ptr, blocks, BW: tl.constexpr):
+def shared(row, shares_ptr, units, blocks, BW: tl.constexpr):
     """The sum over blocks of what each has left for a unit."""
     total = 0.0
     for start in range(0, blocks, BW):
         i = start + tl.arange(0, BW)
-        total += tl.sum(tl.load(shares_ptr + row * blocks + i, mask=i < blocks, other=0.0))
+        where = i.to(tl.int64) * units + row
+        total += tl.sum(tl.load(shares_ptr + where, mask=i < blocks, other=0.0))
     return total
 
 
@@ -354,7 +355,7 @@ def project(
         total += tl.sum(g)
     if BIAS:
         b = tl.load(bias_ptr + row).to(tl.float32) - mean
-        gb = shared(row.to(tl.int64), shares_ptr, blocks, BW)
+        gb = shared(row, shares_ptr, units, blocks, BW)
         dot += gb * b
         total += gb
     factor = rnorm * lift
@@ -677,10 +678,10 @@ def start_grad(
                     )
                 else:
                     share *= gain
-                share_ptr = shares_ptr + block
+                share_ptr = shares_ptr + block.to(tl.int64) * units
                 if DBIAS:
                     share_ptr += units.to(tl.int64) * blocks
-                tl.store(share_ptr + channel.to(tl.int64) * blocks, share, mask=real)
+                tl.store(share_ptr + channel, share, mask=real)
             if not LEAN:
                 if not VALUE:
                     dot *= factor
@@ -697,7 +698,7 @@ def start_grad(
                 field += fold(g * vb.to(g_ptr.dtype.element_ty).to(tl.float32), LANES)
             if DBIAS:
                 share = tl.sum(g, 0, keep_dims=True)
-                tl.store(shares_ptr + block + channel.to(tl.int64) * blocks, share, mask=real)
+                tl.store(shares_ptr + block.to(tl.int64) * units + channel, share, mask=real)
         if not LEAN:
             field *= rnorm * rnorm
         if BIAS or not LEAN:
@@ -985,7 +986,7 @@ def normalise(
                 field += tl.sum(d * b, 1, keep_dims=True)
                 if DBIAS:
                     share = tl.sum(d * one, 0, keep_dims=True)
-                    tl.store(shares_ptr + pid + k.to(tl.int64) * blocks, share, mask=real)
+                    tl.store(shares_ptr + pid.to(tl.int64) * units + k, share, mask=real)
             tl.store(kept_ptr + shift + pos, field, mask=inside)
 
 

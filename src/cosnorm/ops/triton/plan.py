@@ -244,7 +244,7 @@ class Plan:
         )  # fmt: skip
 
     def _end_early(self, fields: bool, units: bool) -> Launch:
-        (positions, _, depth), walk, programs = self._over("end_grad", INPUT)
+        (positions, _, depth), walk, programs = self._over("end_early", INPUT)
         count = (programs if fields else 0) + (self.units if units else 0)
         return Launch(
             kernels.end_early, count, (positions, depth, self.units, self.shift, self.blocks),
@@ -307,7 +307,7 @@ class Plan:
         return Launch(kernels.spread, programs, numbers, CENTERED=self.spec.centered, **walk)
 
     def _end_grad(self, fields: bool, units: bool) -> Launch:
-        sizes, walk, programs = self._over("end_grad", INPUT)
+        sizes, walk, programs = self._over("end_lean" if self.lean else "end_grad", INPUT)
         inner, outer, window = self._window()
         if self.thin:
             outer, window = [*outer[:2], inner[2]], _narrow(window)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 ELEMENTS = {
     "prepare": 4096, "finish": 2048, "start_grad": 2048, "spread": 2048, "end_grad": 2048,
-    "normalise": 2048, "renormalise": 2048,
+    "end_lean": 1024, "normalise": 2048, "renormalise": 4096, "end_early": 2048,
 }  # of a tile  # fmt: skip
 WARPS = 4
 ROW = 2048  # entries of a weight vector that are read at once
