@@ -8,7 +8,7 @@ pytestmark = pytest.mark.slow
 PROGRAM = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from cosnorm.ops.triton import kernels
+from cosnorm.ops.triton import early_kernels, kernels
 
 WIDE = {"kept_ptr", "maps_ptr", "total_ptr", "shares_ptr", "w_ptr", "dw_ptr"}
 
@@ -47,8 +47,12 @@ for flag in (False, True):
             if "LEAN" in kernel.arg_names:
                 build(kernel, **{**constants, "POINT": True, "LEAN": True, "SCALE": 0})
         build(kernels.spread, **constants)
+    for known in (False, True):
+        rows = {**common, "CENTERED": flag, "BIAS": flag, "EXACT": not flag, "BP": 32, "BC": 64}
+        build(early_kernels.normalise, **rows, ROWS=True, KNOWN=known)
+    build(early_kernels.end_early, **rows)
 """
 
 
 def test_every_kernel_compiles_for_a_gpu():
-    assert len(output_of(PROGRAM)) == 60
+    assert len(output_of(PROGRAM)) == 66

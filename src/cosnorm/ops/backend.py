@@ -115,5 +115,8 @@ def way_for(
     folded: bool = False,
 ) -> Way:
     begun = era  # asked first: a choice that is made meanwhile must not pass for this one's
-    backend = backend_for(input, weight, spec)
-    return Way(spec, backend, backend.plan_for(input, weight, bias, scale, spec, folded), begun)
+    backend: Any = backend_for(input, weight, spec)
+    plan = backend.plan_for(input, weight, bias, scale, spec, folded)
+    if backend is not EAGER and plan.early:
+        backend = backend.early  # a room of its own, with the same plans
+    return Way(spec, backend, plan, begun)

@@ -1,5 +1,6 @@
 """A layer by Triton kernels around torch's product: see `kernels` for the passes, `plan` for how
-they are launched. What is not served here, torch does.
+they are launched. `early` is the room of layers that need other passes. What is not served here,
+torch does.
 
 On a GPU the host has to be as quick as torch's own layers, which it is in few calls alone: what a
 plan knows is not asked again, and the passes are written one after the other, without helpers.
@@ -12,14 +13,14 @@ from contextlib import contextmanager
 import torch
 import triton
 from torch import Tensor
-from torch.nn.functional import linear
 
-from cosnorm.ops.eager.steps import product_grad
-from cosnorm.ops.reference.numerics import full_precision, like_scale
+from cosnorm.ops.reference.numerics import like_scale
 from cosnorm.ops.spec import Spec
+from cosnorm.ops.triton import early
 from cosnorm.ops.triton.plan import Plan, plan_for, stream_of
+from cosnorm.ops.triton.products import flat, in_rows, laid, product, product_grad
 
-__all__ = ["backward", "forward", "infer", "plan_for", "serves"]
+__all__ = ["backward", "early", "forward", "infer", "plan_for", "serves"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MOST = 1 << 30  # maps of statistics that a kernel can count
@@ -86,23 +87,6 @@ def _synchronising(device: torch.device) -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(mode)
 
 
-def _laid(x: Tensor, plan: Plan) -> Tensor:
-    """A tensor of the layer in the memory order of the plan, at a round address."""
-    if x.is_contiguous(memory_format=plan.format) and not x.data_ptr() & 15:
-        return x
-    return x.clone(memory_format=plan.format)
-
-
-def _flat(vector: Tensor) -> Tensor:
-    return vector.clone(memory_format=torch.contiguous_format)
-
-
-def _rows(weight: Tensor, plan: Plan) -> Tensor:
-    """A copy of the weights, or of their gradient, dense row by row as the plan has them."""
-    like = {"dtype": weight.dtype, "device": weight.device}
-    return torch.empty_strided(weight.shape, plan.weight_stride, **like).copy_(weight)
-
-
 def forward(
     input: Tensor,
     weight: Tensor,
@@ -122,28 +106,17 @@ def forward(
     x, w, s, lift = input, weight, scale, plan.lift
     at_x, at_w, at_b = x.data_ptr(), w.data_ptr(), None
     if at_x & 15 or not plan.lies:
-        x = _laid(x, plan)
+        x = laid(x, plan)
         at_x = x.data_ptr()
     if at_w & 15 or not plan.dense_rows:
-        w = _rows(w, plan)
+        w = in_rows(w, plan)
         at_w = w.data_ptr()
     if bias is not None:
-        bias = bias if plan.flat and not bias.data_ptr() & 15 else _flat(bias)
+        bias = bias if plan.flat and not bias.data_ptr() & 15 else flat(bias)
         at_b = bias.data_ptr()
     v, vb, at_v, at_vb, at_sums, sums = w, bias, at_w, at_b, None, None
     arena = torch.empty(plan.arena, dtype=torch.float32, device=plan.device)
     at_arena = arena.data_ptr()
-    if plan.early:
-        rows, _ = plan.rows
-        hat = torch.empty((rows, plan.pitch), dtype=plan.dtype, device=plan.device)
-        v = torch.empty((plan.units, plan.pitch), dtype=plan.dtype, device=plan.device)
-        plan.launches["normalise", True, False, True, False](
-            stream, (at_x, at_w, at_b, v.data_ptr(), hat.data_ptr(), at_arena, None, None),
-            (x, w, bias, v, hat, arena, None, None),
-        )  # fmt: skip
-        y = _product(plan, hat, v, None)
-        y = y if plan.shaped is None else y.resize_(plan.shaped)
-        return y, [None, arena, v if plan.keeps_unit else None] if keep else []
     if plan.unit:
         v = torch.empty_like(w, dtype=plan.dtype)
         at_v = v.data_ptr()
@@ -157,17 +130,17 @@ def forward(
         stream, (at_x, at_w, at_b, at_v, at_vb, at_arena, at_sums),
         (x, w, bias, v, vb, arena, sums), lift,
     )  # fmt: skip
-    z = _product(plan, x, v, vb)
+    z = product(plan, x, v, vb)
     y = z if z.dtype is x.dtype else torch.empty_like(z, dtype=x.dtype)
     c = at_c = at_total = at_s = None
     if keep and not plan.keeps_output:
         c = torch.empty_like(y)
         at_c = c.data_ptr()
     if s is not None:
-        s = s if plan.flat and not s.data_ptr() & 15 else _flat(s)
+        s = s if plan.flat and not s.data_ptr() & 15 else flat(s)
         at_s = s.data_ptr()
     if total is not None:
-        total = _flat(total) if total.data_ptr() & 15 or not total.is_contiguous() else total
+        total = flat(total) if total.data_ptr() & 15 or not total.is_contiguous() else total
         at_total = total.data_ptr()
     plan.launches["finish", keep](
         stream, (z.data_ptr(), y.data_ptr(), at_c, at_sums, at_arena, at_total, at_s),
@@ -191,23 +164,6 @@ def infer(
     return forward(input, weight, bias, scale, plan, False, total)[0]
 
 
-def _product(plan: Plan, x: Tensor, v: Tensor, vb: Tensor | None) -> Tensor:
-    # A launch takes the dtypes of its first call. float16 is float32 in some products; autocast
-    # may be on where it was not, as in backward alone.
-    if plan.dtype is not x.dtype or (
-        torch.is_autocast_enabled(plan.kind)
-        and torch.get_autocast_dtype(plan.kind) is not plan.dtype
-    ):
-        with full_precision(x):
-            return _product(plan, x.to(plan.dtype), v, vb)
-    if plan.convolution is not None:
-        return _laid(torch.convolution(x, v, vb, *plan.convolution), plan)
-    if plan.shaped is None or vb is None:
-        return linear(x, v, vb)
-    z = linear(x.view(plan.rows), v, vb)
-    return z.resize_(plan.shaped)  # no view, which linear would give: callers may change y in place
-
-
 def backward(
     grad: Tensor,
     input: Tensor,
@@ -225,28 +181,26 @@ def backward(
     (value, arena, v), lift = kept, plan.lift
     assert arena is not None
     # What was saved comes back as hooks give it: other places, and other orders in memory.
-    x, w, b, s, dy = _laid(input, plan), weight, bias, scale, _laid(grad, plan)
+    x, w, b, s, dy = laid(input, plan), weight, bias, scale, laid(grad, plan)
     at_x, at_w, at_arena = x.data_ptr(), w.data_ptr(), arena.data_ptr()
     at_value = at_b = at_s = at_vb = at_shares = vb = shares = None
     if at_w & 15 or (w.stride() != plan.weight_stride and not plan.lies_as_weight(w)):
-        w = _rows(w, plan)
+        w = in_rows(w, plan)
         at_w = w.data_ptr()
     if at_arena & 15:
         arena = arena.clone()
         at_arena = arena.data_ptr()
     if value is not None:
-        value = _laid(value, plan)
+        value = laid(value, plan)
         at_value = value.data_ptr()
     if b is not None:
-        b = b if b.is_contiguous() and not b.data_ptr() & 15 else _flat(b)
+        b = b if b.is_contiguous() and not b.data_ptr() & 15 else flat(b)
         at_b = b.data_ptr()
     if s is not None:
-        s = s if s.is_contiguous() and not s.data_ptr() & 15 else _flat(s)
+        s = s if s.is_contiguous() and not s.data_ptr() & 15 else flat(s)
         at_s = s.data_ptr()
     fields, units = need[0], need[1] or need[2]  # the projection of one is made of both
     need_bias, need_scale = units and b is not None, need[3] and s is not None
-    if plan.early:
-        return _early_backward(plan, stream, (x, w, b, arena, v, dy), (at_x, at_w, at_b), need)
     if need_bias or need_scale:
         # Where blocks of positions leave their shares of every unit, for each kind of sum.
         size = ((need_bias + need_scale) * plan.blocks, plan.units)
@@ -269,7 +223,7 @@ def backward(
         dscale = like_scale(shares[-plan.blocks :].sum(0), scale)
     if not (fields or units):
         return dx, dw, db, dscale
-    dx0, dv = _product_grad(plan, g, x, v, fields, units)
+    dx0, dv = product_grad(plan, g, x, v, fields, units)
     at_dx0 = at_dx = at_sums = at_dv = at_dw = at_db = sums = None
     if dx0 is not None:
         dx = dx0 if dx0.dtype is x.dtype else torch.empty_like(dx0, dtype=x.dtype)
@@ -290,65 +244,3 @@ def backward(
         (dx0, x, dx, arena, sums, dv, shares, w, b, dw, db), lift,
     )  # fmt: skip
     return dx, dw, db, dscale
-
-
-def _early_backward(
-    plan: Plan, stream: int, tensors: tuple, places: tuple, need: Sequence[bool]
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-    """Of an EARLY layer: its tensors as `backward` has laid them, and where three of them lie."""
-    (x, w, b, arena, kept, dy), (at_x, at_w, at_b) = tensors, places
-    fields, units = need[0], need[1] or need[2]
-    (rows, depth), at_arena, at_dy = plan.rows, arena.data_ptr(), dy.data_ptr()
-    hat = shares = at_hat = at_shares = dx = dw = db = dx0 = dv = None
-    at_dx = at_dx0 = at_dv = at_dw = at_db = at_v = None
-    if units:
-        hat = torch.empty((rows, depth), dtype=plan.dtype, device=plan.device)
-        at_hat = hat.data_ptr()
-        if b is not None:
-            shares = torch.empty((plan.blocks, plan.units), dtype=torch.float32, device=plan.device)
-            at_shares = shares.data_ptr()
-    make = kept is None and fields
-    v = w if kept is None else kept[:, :depth]  # without the bias's entry
-    if make:
-        v = torch.empty((plan.units, depth), dtype=plan.dtype, device=plan.device)
-        at_v = v.data_ptr()
-    if units or make or b is not None:
-        plan.launches["normalise", units, True, make, units and b is not None](
-            stream, (at_x, at_w, at_b, at_v, at_hat, at_arena, at_dy, at_shares),
-            (x, w, b, v if make else None, hat, arena, dy, shares),
-        )  # fmt: skip
-    if not (fields or units):
-        return None, None, None, None
-    dx0, dv = _product_grad(plan, dy, x if hat is None else hat, v, fields, units)
-    if dx0 is not None:
-        dx = dx0
-        at_dx0 = at_dx = dx0.data_ptr()
-    if dv is not None:
-        dw = dv if dv.dtype is w.dtype else torch.empty_like(w)
-        at_dv, at_dw = dv.data_ptr(), dw.data_ptr()
-        if b is not None:
-            db = torch.empty_like(b)
-            at_db = db.data_ptr()
-    plan.launches["end_early", fields, units](
-        stream, (at_dx0, at_x, at_dx, at_arena, at_dv, at_shares, at_w, at_b, at_dw, at_db),
-        (dx0, x, dx, arena, dv, shares, w, b, dw, db),
-    )  # fmt: skip
-    return dx, dw, db, None
-
-
-def _product_grad(
-    plan: Plan, g: Tensor, x: Tensor, v: Tensor, fields: bool, units: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    """dx₀, which lies as x does, and dv, as w."""
-    if plan.dtype is not x.dtype or torch.is_autocast_enabled(plan.kind):  # as in `_product`
-        with full_precision(x):
-            return _product_grad(plan, g, x.to(plan.dtype), v, fields, units)
-    if plan.convolution is not None:
-        dx, dv, _ = product_grad(g, x, v, plan.spec, (fields, units, False))
-        if dv is not None and dv.stride() != plan.weight_stride and not plan.lies_as_weight(dv):
-            dv = _rows(dv, plan)
-        return dx if dx is None else _laid(dx, plan), dv
-    dx = torch.matmul(g, v) if fields else None
-    if units and plan.shaped is not None:
-        g, x = g.view(-1, plan.units), x.view(plan.rows)
-    return dx, torch.mm(g.t(), x) if units else None

@@ -1,0 +1,232 @@
+"""Triton: the three passes of a layer whose rows are normalised before its product.
+
+    normalise   x̂ = r_x (x-μx) | unit weights; y is their product, and nothing is left to do
+    normalise   x̂ again, and what the bias takes of dy | unit weights again; dv is made of x̂
+    end_early   dx = r_x (dx₀ - mean(dx₀) - x̂⟨dx₀, x̂⟩) | projection of the weights' gradient
+
+The names are those of `kernels`; positions are rows. Rows and units are multiplied as they are
+rounded, and their product is rounded once more: to keep it from going above 1, a vector that has
+become too long is made a little shorter and rounded again.
+"""
+
+import triton
+import triton.language as tl
+
+from cosnorm.ops.triton.kernels import channel_stats, direction, jit, project, row_stats
+
+
+@triton.jit
+def beyond(norm2, LOW: tl.constexpr):
+    """Whether a rounded unit vector is so long that a product of two such could round to over 1.
+
+    That happens above 1 + ε/2, ε being that of the low dtype; an eighth of that is left to sums.
+    """
+    half: tl.constexpr = 0.00390625 if tl.bfloat16 == LOW else 0.00048828125
+    return norm2 > 1.0 + 0.875 * half
+
+
+@triton.jit
+def shorter(LOW: tl.constexpr):
+    """What such a vector is multiplied by before it is rounded: no rounding makes that too long."""
+    half: tl.constexpr = 0.00390625 if tl.bfloat16 == LOW else 0.00048828125
+    return 1.0 - half
+
+
+@triton.jit
+def early_unit(
+    row, w_ptr, bias_ptr, v_ptr, stats_ptr, units, size, pitch,
+    CENTERED: tl.constexpr, BIAS: tl.constexpr, KNOWN: tl.constexpr, BW: tl.constexpr,
+):  # fmt: skip
+    """v = (w - μw) / |w - μw|, in rows of `pitch`, whose rest is the bias's entry and zeros."""
+    if KNOWN:
+        rnorm = tl.load(stats_ptr + row)
+        mean = tl.load(stats_ptr + units + row)
+    else:
+        rnorm, mean = row_stats(row, w_ptr, bias_ptr, size, CENTERED, BIAS, BW)
+        tl.store(stats_ptr + row, rnorm)
+        tl.store(stats_ptr + units + row, mean)
+    low: tl.constexpr = v_ptr.dtype.element_ty
+    base = row.to(tl.int64) * size
+    out = row.to(tl.int64) * pitch
+    norm2 = 0.0
+    for start in range(0, size, BW):
+        i = start + tl.arange(0, BW)
+        w = tl.load(w_ptr + base + i, mask=i < size, other=0.0).to(tl.float32)
+        v = tl.where(i < size, (w - mean) * rnorm, 0.0).to(low)
+        tl.store(v_ptr + out + i, v, mask=i < size)
+        norm2 += tl.sum(v.to(tl.float32) * v.to(tl.float32))
+    b = rnorm * 0.0
+    if BIAS:
+        b = (tl.load(bias_ptr + row).to(tl.float32) - mean) * rnorm
+        norm2 += b.to(low).to(tl.float32) * b.to(low).to(tl.float32)
+    if beyond(norm2, low):
+        factor = shorter(low)
+        b *= factor
+        for start in range(0, size, BW):
+            i = start + tl.arange(0, BW)
+            w = tl.load(w_ptr + base + i, mask=i < size, other=0.0).to(tl.float32)
+            tl.store(v_ptr + out + i, ((w - mean) * rnorm * factor).to(low), mask=i < size)
+    if BIAS:
+        i = tl.arange(0, 8)
+        tl.store(v_ptr + out + size + i, tl.where(i == 0, b, 0.0).to(low), mask=i < pitch - size)
+
+
+@triton.jit
+def early_rows(
+    x_ptr, out_ptr, pos, inside, rnorm, mean, depth, pitch,
+    CENTERED: tl.constexpr, BIAS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """x̂ = r_x (x-μ), in rows of `pitch`, whose rest is the entry of [x, 1] behind x and zeros."""
+    low: tl.constexpr = out_ptr.dtype.element_ty
+    base = pos.to(tl.int64) * depth
+    out = pos.to(tl.int64) * pitch
+    norm2 = tl.zeros([BP, 1], tl.float32)
+    for start in range(0, depth, BC):
+        i = start + tl.arange(0, BC)[None, :]
+        mask = inside & (i < depth)
+        x = tl.load(x_ptr + base + i, mask=mask, other=0.0).to(tl.float32)
+        if CENTERED:
+            x -= mean
+        x = tl.where(mask, x * rnorm, 0.0).to(low)
+        tl.store(out_ptr + out + i, x, mask=mask)
+        norm2 += tl.sum(x.to(tl.float32) * x.to(tl.float32), 1, keep_dims=True)
+    one = rnorm
+    if CENTERED:
+        one *= 1.0 - mean
+    if BIAS:
+        norm2 += one.to(low).to(tl.float32) * one.to(low).to(tl.float32)
+    long = beyond(norm2, low)
+    if tl.sum(long.to(tl.int32)) > 0:
+        factor = tl.where(long, shorter(low), 1.0)
+        one *= factor
+        for start in range(0, depth, BC):
+            i = start + tl.arange(0, BC)[None, :]
+            mask = inside & (i < depth)
+            x = tl.load(x_ptr + base + i, mask=mask, other=0.0).to(tl.float32)
+            if CENTERED:
+                x -= mean
+            tl.store(out_ptr + out + i, (x * rnorm * factor).to(low), mask=mask)
+    if BIAS:
+        i = tl.arange(0, 8)[None, :]
+        tail = tl.where(i == 0, one, 0.0).to(low)
+        tl.store(out_ptr + out + depth + i, tail, mask=inside & (i < pitch - depth))
+
+
+@jit
+def normalise(
+    x_ptr, w_ptr, bias_ptr, v_ptr, out_ptr, kept_ptr, dy_ptr, shares_ptr,
+    positions, depth, pitch, v_pitch, units, shift, blocks,
+    CENTERED: tl.constexpr, BIAS: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr,
+    KNOWN: tl.constexpr, DBIAS: tl.constexpr, EXACT: tl.constexpr, BP: tl.constexpr,
+    BC: tl.constexpr, BW: tl.constexpr,
+):  # fmt: skip
+    """Forward, and KNOWN, with statistics that are there, backward.
+
+    Backward with a BIAS leaves Σ_k dy·v_b of every row in the place of s, and DBIAS a block's share
+    of every unit's Σ dy·r_x, or (1-μx) of it. ROWS: x̂ is written.
+    """
+    depth = depth // 8 * 8
+    pitch = pitch // 8 * 8
+    stats_ptr = kept_ptr + positions
+    if CENTERED:
+        stats_ptr += positions
+    pid = tl.program_id(0)
+    if UNITS:
+        if pid < units:
+            early_unit(
+                pid, w_ptr, bias_ptr, v_ptr, stats_ptr, units, depth, v_pitch,
+                CENTERED, BIAS, KNOWN, BW,
+            )  # fmt: skip
+        pid -= units
+    if pid >= 0:
+        pos = (pid * BP + tl.arange(0, BP))[:, None]
+        inside = pos < positions
+        if KNOWN:
+            rnorm = tl.load(kept_ptr + pos, mask=inside, other=0.0)
+            mean = rnorm
+            if CENTERED:
+                mean = tl.load(kept_ptr + positions + pos, mask=inside, other=0.0)
+        else:
+            mean, square = channel_stats(
+                x_ptr, pos, inside, 0, positions, 1, depth, depth,
+                CENTERED, EXACT, True, False, False, BP, BC,
+            )  # fmt: skip
+            rnorm, mean = direction(mean, square, depth * 1.0, CENTERED, BIAS)
+            tl.store(kept_ptr + pos, rnorm, mask=inside)
+            if CENTERED:
+                tl.store(kept_ptr + positions + pos, mean, mask=inside)
+        if ROWS:
+            early_rows(
+                x_ptr, out_ptr, pos, inside, rnorm, mean, depth, pitch, CENTERED, BIAS, BP, BC
+            )
+        if KNOWN and BIAS:
+            one = rnorm
+            if CENTERED:
+                one *= 1.0 - mean
+            field = tl.zeros([BP, 1], tl.float32)
+            for start in range(0, units, BC):
+                k = start + tl.arange(0, BC)[None, :]
+                real = k < units
+                where = pos.to(tl.int64) * units + k
+                d = tl.load(dy_ptr + where, mask=inside & real, other=0.0).to(tl.float32)
+                b = tl.load(bias_ptr + k, mask=real, other=0.0).to(tl.float32)
+                b -= tl.load(stats_ptr + units + k, mask=real, other=0.0)
+                b *= tl.load(stats_ptr + k, mask=real, other=0.0)
+                field += tl.sum(d * b, 1, keep_dims=True)
+                if DBIAS:
+                    share = tl.sum(d * one, 0, keep_dims=True)
+                    tl.store(shares_ptr + pid.to(tl.int64) * units + k, share, mask=real)
+            tl.store(kept_ptr + shift + pos, field, mask=inside)
+
+
+@jit
+def end_early(
+    dx0_ptr, x_ptr, dx_ptr, kept_ptr, dv_ptr, shares_ptr, w_ptr, bias_ptr, dw_ptr, db_ptr,
+    positions, depth, units, shift, blocks,
+    CENTERED: tl.constexpr, BIAS: tl.constexpr, FIELDS: tl.constexpr, UNITS: tl.constexpr,
+    BP: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr,
+):  # fmt: skip
+    depth = depth // 8 * 8
+    pid = tl.program_id(0)
+    if UNITS:
+        if pid < units:
+            stats_ptr = kept_ptr + positions
+            if CENTERED:
+                stats_ptr += positions
+            project(
+                pid, dv_ptr, shares_ptr, w_ptr, bias_ptr, dw_ptr, db_ptr, stats_ptr, 1.0, units,
+                depth, blocks, CENTERED, BIAS, False, BW,
+            )  # fmt: skip
+        pid -= units
+    if FIELDS:
+        if pid >= 0:
+            pos = (pid * BP + tl.arange(0, BP))[:, None]
+            inside = pos < positions
+            base = pos.to(tl.int64) * depth
+            rnorm = tl.load(kept_ptr + pos, mask=inside, other=0.0)
+            mean = tl.zeros([BP, 1], tl.float32)
+            if CENTERED:
+                mean += tl.load(kept_ptr + positions + pos, mask=inside, other=0.0)
+            dot = tl.zeros([BP, 1], tl.float32)
+            total = tl.zeros([BP, 1], tl.float32)
+            if BIAS:
+                total += tl.load(kept_ptr + shift + pos, mask=inside, other=0.0)
+                dot += total * ((1.0 - mean) * rnorm)
+            for start in range(0, depth, BC):
+                i = start + tl.arange(0, BC)[None, :]
+                mask = inside & (i < depth)
+                x = tl.load(x_ptr + base + i, mask=mask, other=0.0).to(tl.float32)
+                dx = tl.load(dx0_ptr + base + i, mask=mask, other=0.0).to(tl.float32)
+                dot += tl.sum(dx * ((x - mean) * rnorm), 1, keep_dims=True)  # dx₀: 0 past the end
+                if CENTERED:
+                    total += tl.sum(dx, 1, keep_dims=True)
+            left = tl.zeros([BP, 1], tl.float32)
+            if CENTERED:
+                left = total / (depth + 1.0 if BIAS else depth * 1.0)
+            for start in range(0, depth, BC):
+                i = start + tl.arange(0, BC)[None, :]
+                mask = inside & (i < depth)
+                x = tl.load(x_ptr + base + i, mask=mask, other=0.0).to(tl.float32)
+                dx = tl.load(dx0_ptr + base + i, mask=mask, other=0.0).to(tl.float32)
+                dx = (dx - left - (x - mean) * rnorm * dot) * rnorm
+                tl.store(dx_ptr + base + i, dx.to(dx_ptr.dtype.element_ty), mask=mask)
