@@ -260,6 +260,25 @@ def table(result: dict[str, Any], name: str, tail: str = "") -> str:
     return "\n".join([*lines, "", f"Test error in percent, one seed: {told}. {place}."])
 
 
+def in_short(results: Sequence[dict[str, Any]]) -> str:
+    """Errors of trained networks, as they are and converted, a network in a row."""
+    further = results[0]["setting"]["further"]
+    heads = f"plain | plain, {further} epochs more | converted | {further} epochs more"
+    lines = [f"| network | {heads} |", "|---" * 5 + "|"]
+    for result in results:
+        name = next(iter(result["arms"])).split(":")[0]
+        plain, more, ours = (
+            result["arms"][f"{name}: {arm}"]
+            for arm in ("plain", "plain, further", "cosine, calibrated, further")
+        )
+        cells = (plain[-1], more[-1], ours[0], ours[-1])
+        lines.append(f"| {TITLES[name]} | {' | '.join(f'{error:.1f}' for error in cells)} |")
+    facts, setting = results[0]["environment"], results[0]["setting"]
+    told = f"{setting['epochs']} epochs, width {setting['width']}, all rows of {setting['dataset']}"
+    place = f"{facts['gpu']}, torch {facts['torch']}"
+    return "\n".join([*lines, "", f"Test error in percent, one seed: {told}. {place}."])
+
+
 ARMS = {
     "plain": "plain",
     "cosine": "cosine, scratch",

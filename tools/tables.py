@@ -9,7 +9,7 @@ A marker is `<!-- table: NAME -->`, a line of its own, and `<!-- end -->` closes
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,8 @@ def _plainly(result: dict[str, Any]) -> dict[str, Any]:
 def _cell(row: dict[str, float] | None) -> str:
     if row is None:
         return ""
+    if "ratio_q20" not in row:
+        return f"{row['ratio']:.2f}"
     return f"{row['ratio']:.2f} ({row['ratio_q20']:.2f}–{row['ratio_q80']:.2f})"
 
 
@@ -135,63 +137,46 @@ def network(file: str) -> str:
     return "\n".join([*lines, "", f"20 % to 80 % quantiles in brackets. {_where(report)}."])
 
 
-def trial(file: str) -> str:
-    """Whole models in a first trial: medians, without the spread that `models` shows."""
-    report = _load(file)
+def models(*files: str) -> str:
+    """Converted models against themselves as they are; a row for each, its mode and its run."""
     heads = "as it is, ms | cosine | pearson | GPU busy, ms: as it is, cosine, pearson | commit"
     lines = [f"| model, mode | {heads} |", "|---" * 6 + "|"]
-    for row in report["models"]:
-        plain = row["plain"]["ms"]
-        found = [row.get(name) for name in ("plain", "cosine", "pearson")]
-        ratios = [f"{each['ms'] / plain:.2f}" if each else "" for each in found[1:]]
-        busy = ", ".join(f"{each['busy_ms']:.1f}" for each in found if each)
-        cells = [f"{row['model']}, {row['mode']}", f"{plain:.1f}", *ratios, busy, row["commit"]]
-        lines.append("| " + " | ".join(cells) + " |")
-    facts = report["provenance"]
-    return "\n".join([*lines, "", f"{facts['gpu']}, torch {facts['torch']}, {facts['date']}."])
+    for result, report in _steps(files):
+        found = result["variants"]
+        cells = [_step(result), f"{found['plain']['microseconds'] / 1e3:.1f}"]
+        cells += [_cell(found[name]) for name in ("cosine", "pearson")]
+        cells.append(", ".join(f"{row['busy_ms']:.1f}" for row in found.values()))
+        lines.append(f"| {' | '.join([*cells, report['provenance']['commit']])} |")
+    return "\n".join([*lines, "", f"20 % to 80 % quantiles in brackets. {_machine(files)}"])
 
 
-def ratios(file: str) -> str:
-    """Whole models in short: the time of a step against that of the model as it is."""
-    report = _load(file)
-    lines = ["| model, mode | cosine | pearson |", "|---|---|---|"]
-    for row in report["models"]:
-        plain = row["plain"]["ms"]
-        cells = [f"{row[n]['ms'] / plain:.2f}" if row.get(n) else "" for n in ("cosine", "pearson")]
-        lines.append(f"| {row['model']}, {row['mode']} | {' | '.join(cells)} |")
-    facts = report["provenance"]
-    return "\n".join([*lines, "", f"{facts['gpu']}, torch {facts['torch']}, {facts['date']}."])
+def ratios(*files: str) -> str:
+    """Whole models in short, of the last run of each: a step, and what of it the GPU is busy."""
+    last = {_step(result): result["variants"] for result, _ in _steps(files)}
+    lines = ["| model, mode | cosine | pearson | GPU: cosine | GPU: pearson |", "|---" * 5 + "|"]
+    for title, found in last.items():
+        ours, busy = [found[n] for n in ("cosine", "pearson")], found["plain"]["busy_ms"]
+        cells = [f"{row['ratio']:.2f}" for row in ours]
+        cells += [f"{row['busy_ms'] / busy:.2f}" for row in ours]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", _machine(files)])
 
 
-def models(*files: str) -> str:
-    """Converted models against themselves as they are, a row for each mode."""
-    reports = [_load(file) for file in files]
-    results = [result for report in reports for result in report["results"]]
-    heads = "as it is, ms | | ratio | GPU busy, ms | peak GB | kernels, another batch"
-    lines = [f"| model, mode | {heads} |", "|---" * 7 + "|"]
-    for result in results:
-        plain = result["variants"]["plain"]
-        title = f"{Path(result['model']).name}, {result['mode']}"
-        for variant, row in result["variants"].items():
-            if variant == "plain":
-                continue
-            first = f"| {title} | {plain['microseconds'] / 1e3:.1f} | {variant} | {_cell(row)} "
-            pairs = [("busy_ms", 1, 1), ("peak_bytes", 1e9, 2)]
-            cells = [_against(plain.get(k), row.get(k), unit, n) for k, unit, n in pairs]
-            kernels = row["kernels"]
-            cells.append(f"{kernels['first']}, {kernels['another_batch']}" if kernels else "")
-            lines.append(first + "| " + " | ".join(cells) + " |")
-            title = ""
-    numbers = "{autocast}, batch {batch} at {size}".format_map(results[0])
-    told = "Forward, backward and SGD; 20 % to 80 % quantiles in brackets"
-    return "\n".join([*lines, "", f"{told}; {numbers}. {_where(reports[0])}."])
+def _steps(files: Sequence[str]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The results of all files with the file of each, model by model, the oldest first."""
+    pairs = [(result, report) for report in map(_load, files) for result in report["results"]]
+    order = dict.fromkeys(_step(result) for result, _ in pairs)
+    return [pair for title in order for pair in pairs if _step(pair[0]) == title]
 
 
-def _against(plain: float | None, here: float | None, unit: float, digits: int) -> str:
-    """A figure of the model as it is, and of the converted one."""
-    if plain is None or here is None:
-        return ""
-    return f"{plain / unit:.{digits}f} → {here / unit:.{digits}f}"
+def _step(result: Mapping[str, Any]) -> str:
+    return f"{Path(result['model']).name}, {result['mode']}"
+
+
+def _machine(files: Sequence[str]) -> str:
+    facts = [_load(file)["provenance"] for file in files]
+    days = " and ".join(dict.fromkeys(fact["date"] for fact in facts))
+    return f"{facts[0]['gpu']}, torch {facts[0]['torch']}, {days}."
 
 
 def training(*files: str) -> str:
@@ -230,6 +215,7 @@ FORMULAS = tuple(f"{m}, {f}" for f in ("bare formula", "formula") for m in ("cos
 COMPILED = tuple(
     f"{n}, compiled" for n in ("plain", "batch", "layer", "cosine", "pearson", *FORMULAS)
 )
+MODELS = ("compile-trial", "first-machine", "second-machine", "third-machine")  # the oldest first
 OURS = ("batch", "cosine", "pearson", "cosine, ones kernel", "pearson, ones kernel")
 SHORT = ("batch", "batch, compiled", "layer", "weight", *OURS[1:])
 TABLES: dict[str, Callable[[], str]] = {
@@ -245,8 +231,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-compiled": lambda: layers("h200/layers.json", COMPILED),
     "gpu-network": lambda: network("h200/network.json"),
     "gpu-network-launches": lambda: network("h200/network_launches.json"),
-    "gpu-trial": lambda: trial("h200/models_trial.json"),
-    "gpu-models": lambda: models(*_each("h200/models*.json")),
+    "gpu-models": lambda: models(*(f"h200/models/{name}.json" for name in MODELS)),
+    "finetuning-h200": lambda: finetuning.in_short(
+        [_load(name) for name in _each("h200/finetuning/*-seed*.json")]
+    ),
     "finetuning": lambda: finetuning.table(_load("cpu/finetuning/resnet-seed0.json"), "resnet"),
     "finetuning-convnext": lambda: finetuning.table(
         _load("cpu/finetuning/convnext-seed0.json"), "convnext", "further"
@@ -267,7 +255,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "which-scales": choices.scales,
     "which-biases": choices.biases,
     "which-columns": lambda: _told(columns.errors(), columns.where()),
-    "speed-short": lambda: ratios("h200/models_trial.json"),
+    "speed-short": lambda: ratios(*(f"h200/models/{name}.json" for name in MODELS)),
     "paper": reproduction.paper,
     "errors-short": reproduction.short,
     "orders": reproduction.orders,
