@@ -54,6 +54,16 @@ def measured(config: Config, seeds: int, turns: int, launcher: InProcess) -> dic
     }
 
 
+def table(result: dict[str, Any]) -> str:
+    """How many times as long several seeds take as one, a method in a row."""
+    lines = [f"| method | {result['seeds']} seeds, times one |", "|---|---|"]
+    lines += [f"| {row['method']} | {row['ratio']:.1f} |" for row in result["rows"]]
+    facts = result["environment"]
+    told = f"{result['dataset']}, {result['epochs']} epochs, {result['turns']} turns"
+    place = facts.get("gpu") or facts["cpu"]
+    return "\n".join([*lines, "", f"{told}; {place}, torch {facts['torch']}, {facts['commit']}."])
+
+
 def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, help="where the data sets lie")
@@ -71,20 +81,18 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> None:
     arguments = parsed(argv)
     launcher = InProcess(data_dir=arguments.data, batch_seeds="on")
-    rows = []
+    rows: list[dict[str, Any]] = []
+    keys = ("dataset", "seeds", "epochs", "turns", "width")
+    told = {key: getattr(arguments, key) for key in keys}
+    told |= {"environment": environment(arguments.device), "rows": rows}
     for method in arguments.methods.split(","):
         settings = {"epochs": arguments.epochs, "width": arguments.width, "sparse": False}
         config = configure(arguments.dataset, method, device=arguments.device, **settings)
         rows.append(measured(config, arguments.seeds, arguments.turns, launcher))
         print(f"{method}: {rows[-1]['ratio']:.2f} × one", file=sys.stderr, flush=True)
-    keys = ("dataset", "seeds", "epochs", "turns", "width")
-    told = {key: getattr(arguments, key) for key in keys}
-    text = json.dumps(
-        {**told, "environment": environment(arguments.device), "rows": rows}, indent=2
-    )
-    print(text)
-    if arguments.out:
-        arguments.out.write_text(f"{text}\n")
+        if arguments.out:  # what is measured is there, whatever becomes of the rest
+            arguments.out.write_text(f"{json.dumps(told, indent=2)}\n")
+    print(json.dumps(told, indent=2))
 
 
 if __name__ == "__main__":
