@@ -106,9 +106,13 @@ def is_early(spec: Spec, weight: Tensor, scale: Tensor | None, dtype: torch.dtyp
     So it is for linear layers in two bytes with no fewer outputs than inputs: a pass over rows of x
     is cheaper there than one over those of y. What rounds a similarity to over 1 is taken care of
     where rows and weights are rounded. dtype: of the product.
+
+    A cosine of weights of that dtype has neither x nor w rounded in its product, which counts where
+    most of it cancels, as with inputs far from zero: it stays so.
     """
     return (
-        spec.geometry is None
+        (spec.centered or weight.dtype.itemsize > 2)
+        and spec.geometry is None
         and spec.activation is None
         and spec.gain == 1
         and scale is None

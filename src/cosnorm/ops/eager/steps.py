@@ -173,9 +173,10 @@ def backward(
         x = input
         if is_early(spec, weight, scale, product_dtype(input)):
             x, grad = (t.reshape(-1, t.shape[-1]) for t in (input, grad))
-            dx, dw, db, stats = early.backward(grad, x, weight, bias, kept, spec, need)
+            dx, dw, db = early.backward(grad, x, weight, bias, kept, spec, need)
             if dw is not None:
-                unit = Unit(dw, None, None, False, 1.0)
+                up = lift(product_dtype(input), weight, bias is not None)
+                unit = Unit(dw, None, None, False, up)
                 dw, db = project(dw, db, weight, bias, stats, unit, spec)
             return _shaped(dx, input), dw, db, None
         assert value is not None

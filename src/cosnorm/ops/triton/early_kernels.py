@@ -6,7 +6,11 @@
 
 The names are those of `kernels`; positions are rows. Rows and units are multiplied as they are
 rounded, and their product is rounded once more: to keep it from going above 1, a vector that has
-become too long is made a little shorter and rounded again.
+become too long is rounded again with every other entry made a little shorter, and if that is not
+enough, with all of them.
+
+In float16 v is multiplied by `lift` and x̂ divided by it (see `numerics.lift`): then gradients have
+the size that those of plain layers have.
 """
 
 import triton
@@ -26,6 +30,13 @@ def beyond(norm2, LOW: tl.constexpr):
 
 
 @triton.jit
+def squared(x, LOW: tl.constexpr):
+    """Of what x is rounded to."""
+    x = x.to(LOW).to(tl.float32)
+    return x * x
+
+
+@triton.jit
 def shorter(LOW: tl.constexpr):
     """What such a vector is multiplied by before it is rounded: no rounding makes that too long."""
     half: tl.constexpr = 0.00390625 if tl.bfloat16 == LOW else 0.00048828125
@@ -34,10 +45,10 @@ def shorter(LOW: tl.constexpr):
 
 @triton.jit
 def early_unit(
-    row, w_ptr, bias_ptr, v_ptr, stats_ptr, units, size, pitch,
+    row, w_ptr, bias_ptr, v_ptr, stats_ptr, lift, units, size, pitch,
     CENTERED: tl.constexpr, BIAS: tl.constexpr, KNOWN: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
-    """v = (w - μw) / |w - μw|, in rows of `pitch`, whose rest is the bias's entry and zeros."""
+    """v = lift (w - μw) / |w - μw|, in rows of `pitch`, which end in the bias's entry and zeros."""
     if KNOWN:
         rnorm = tl.load(stats_ptr + row)
         mean = tl.load(stats_ptr + units + row)
@@ -48,24 +59,32 @@ def early_unit(
     low: tl.constexpr = v_ptr.dtype.element_ty
     base = row.to(tl.int64) * size
     out = row.to(tl.int64) * pitch
-    norm2 = 0.0
-    for start in range(0, size, BW):
-        i = start + tl.arange(0, BW)
-        w = tl.load(w_ptr + base + i, mask=i < size, other=0.0).to(tl.float32)
-        v = tl.where(i < size, (w - mean) * rnorm, 0.0).to(low)
-        tl.store(v_ptr + out + i, v, mask=i < size)
-        norm2 += tl.sum(v.to(tl.float32) * v.to(tl.float32))
+    rnorm *= lift
     b = rnorm * 0.0
     if BIAS:
         b = (tl.load(bias_ptr + row).to(tl.float32) - mean) * rnorm
-        norm2 += b.to(low).to(tl.float32) * b.to(low).to(tl.float32)
-    if beyond(norm2, low):
-        factor = shorter(low)
+    norm2 = squared(b, low)
+    for start in range(0, size, BW):
+        i = start + tl.arange(0, BW)
+        w = tl.load(w_ptr + base + i, mask=i < size, other=0.0).to(tl.float32)
+        v = tl.where(i < size, (w - mean) * rnorm, 0.0)
+        tl.store(v_ptr + out + i, v.to(low), mask=i < size)
+        norm2 += tl.sum(squared(v, low))
+    scale2 = lift * lift
+    if beyond(norm2 / scale2, low):
+        norm2 = squared(b, low)
+        for start in range(0, size, BW):
+            i = start + tl.arange(0, BW)
+            w = tl.load(w_ptr + base + i, mask=i < size, other=0.0).to(tl.float32)
+            v = tl.where(i < size, (w - mean) * rnorm, 0.0)
+            norm2 += tl.sum(squared(v * tl.where(i % 2 == 1, shorter(low), 1.0), low))
+        factor = tl.where(beyond(norm2 / scale2, low), shorter(low), 1.0)
         b *= factor
         for start in range(0, size, BW):
             i = start + tl.arange(0, BW)
             w = tl.load(w_ptr + base + i, mask=i < size, other=0.0).to(tl.float32)
-            tl.store(v_ptr + out + i, ((w - mean) * rnorm * factor).to(low), mask=i < size)
+            v = (w - mean) * rnorm * tl.where(i % 2 == 1, shorter(low), factor)
+            tl.store(v_ptr + out + i, v.to(low), mask=i < size)
     if BIAS:
         i = tl.arange(0, 8)
         tl.store(v_ptr + out + size + i, tl.where(i == 0, b, 0.0).to(low), mask=i < pitch - size)
@@ -73,39 +92,53 @@ def early_unit(
 
 @triton.jit
 def early_rows(
-    x_ptr, out_ptr, pos, inside, rnorm, mean, depth, pitch,
+    x_ptr, out_ptr, pos, inside, rnorm, mean, lift, depth, pitch,
     CENTERED: tl.constexpr, BIAS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """x̂ = r_x (x-μ), in rows of `pitch`, whose rest is the entry of [x, 1] behind x and zeros."""
+    """x̂ = r_x (x-μ) / lift, in rows of `pitch`, which end in the entry of 1 and zeros."""
     low: tl.constexpr = out_ptr.dtype.element_ty
     base = pos.to(tl.int64) * depth
     out = pos.to(tl.int64) * pitch
-    norm2 = tl.zeros([BP, 1], tl.float32)
+    rnorm /= lift
+    one = rnorm
+    if CENTERED:
+        one *= 1.0 - mean
+    first = tl.zeros([BP, 1], tl.float32)
+    if BIAS:
+        first += squared(one, low)
+    norm2 = first
     for start in range(0, depth, BC):
         i = start + tl.arange(0, BC)[None, :]
         mask = inside & (i < depth)
         x = tl.load(x_ptr + base + i, mask=mask, other=0.0).to(tl.float32)
         if CENTERED:
             x -= mean
-        x = tl.where(mask, x * rnorm, 0.0).to(low)
-        tl.store(out_ptr + out + i, x, mask=mask)
-        norm2 += tl.sum(x.to(tl.float32) * x.to(tl.float32), 1, keep_dims=True)
-    one = rnorm
-    if CENTERED:
-        one *= 1.0 - mean
-    if BIAS:
-        norm2 += one.to(low).to(tl.float32) * one.to(low).to(tl.float32)
-    long = beyond(norm2, low)
+        x = tl.where(mask, x * rnorm, 0.0)
+        tl.store(out_ptr + out + i, x.to(low), mask=mask)
+        norm2 += tl.sum(squared(x, low), 1, keep_dims=True)
+    scale2 = lift * lift
+    long = beyond(norm2 * scale2, low)
     if tl.sum(long.to(tl.int32)) > 0:
-        factor = tl.where(long, shorter(low), 1.0)
-        one *= factor
+        odd = tl.where(long, shorter(low), 1.0)
+        norm2 = first
         for start in range(0, depth, BC):
             i = start + tl.arange(0, BC)[None, :]
             mask = inside & (i < depth)
             x = tl.load(x_ptr + base + i, mask=mask, other=0.0).to(tl.float32)
             if CENTERED:
                 x -= mean
-            tl.store(out_ptr + out + i, (x * rnorm * factor).to(low), mask=mask)
+            x = tl.where(mask, x * rnorm, 0.0) * tl.where(i % 2 == 1, odd, 1.0)
+            norm2 += tl.sum(squared(x, low), 1, keep_dims=True)
+        even = tl.where(beyond(norm2 * scale2, low), shorter(low), 1.0)
+        one *= even
+        for start in range(0, depth, BC):
+            i = start + tl.arange(0, BC)[None, :]
+            mask = inside & (i < depth)
+            x = tl.load(x_ptr + base + i, mask=mask, other=0.0).to(tl.float32)
+            if CENTERED:
+                x -= mean
+            x = x * rnorm * tl.where(i % 2 == 1, odd, even)
+            tl.store(out_ptr + out + i, x.to(low), mask=mask)
     if BIAS:
         i = tl.arange(0, 8)[None, :]
         tail = tl.where(i == 0, one, 0.0).to(low)
@@ -114,7 +147,7 @@ def early_rows(
 
 @jit
 def normalise(
-    x_ptr, w_ptr, bias_ptr, v_ptr, out_ptr, kept_ptr, dy_ptr, shares_ptr,
+    x_ptr, w_ptr, bias_ptr, v_ptr, out_ptr, kept_ptr, dy_ptr, shares_ptr, lift,
     positions, depth, pitch, v_pitch, units, shift, blocks,
     CENTERED: tl.constexpr, BIAS: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr,
     KNOWN: tl.constexpr, DBIAS: tl.constexpr, EXACT: tl.constexpr, BP: tl.constexpr,
@@ -134,7 +167,7 @@ def normalise(
     if UNITS:
         if pid < units:
             early_unit(
-                pid, w_ptr, bias_ptr, v_ptr, stats_ptr, units, depth, v_pitch,
+                pid, w_ptr, bias_ptr, v_ptr, stats_ptr, lift, units, depth, v_pitch,
                 CENTERED, BIAS, KNOWN, BW,
             )  # fmt: skip
         pid -= units
@@ -157,10 +190,11 @@ def normalise(
                 tl.store(kept_ptr + positions + pos, mean, mask=inside)
         if ROWS:
             early_rows(
-                x_ptr, out_ptr, pos, inside, rnorm, mean, depth, pitch, CENTERED, BIAS, BP, BC
-            )
+                x_ptr, out_ptr, pos, inside, rnorm, mean, lift, depth, pitch,
+                CENTERED, BIAS, BP, BC,
+            )  # fmt: skip
         if KNOWN and BIAS:
-            one = rnorm
+            one = rnorm / lift
             if CENTERED:
                 one *= 1.0 - mean
             field = tl.zeros([BP, 1], tl.float32)
@@ -181,7 +215,7 @@ def normalise(
 
 @jit
 def end_early(
-    dx0_ptr, x_ptr, dx_ptr, kept_ptr, dv_ptr, shares_ptr, w_ptr, bias_ptr, dw_ptr, db_ptr,
+    dx0_ptr, x_ptr, dx_ptr, kept_ptr, dv_ptr, shares_ptr, w_ptr, bias_ptr, dw_ptr, db_ptr, lift,
     positions, depth, units, shift, blocks,
     CENTERED: tl.constexpr, BIAS: tl.constexpr, FIELDS: tl.constexpr, UNITS: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr,
@@ -194,7 +228,7 @@ def end_early(
             if CENTERED:
                 stats_ptr += positions
             project(
-                pid, dv_ptr, shares_ptr, w_ptr, bias_ptr, dw_ptr, db_ptr, stats_ptr, 1.0, units,
+                pid, dv_ptr, shares_ptr, w_ptr, bias_ptr, dw_ptr, db_ptr, stats_ptr, lift, units,
                 depth, blocks, CENTERED, BIAS, False, BW,
             )  # fmt: skip
         pid -= units
@@ -216,7 +250,7 @@ def end_early(
                 i = start + tl.arange(0, BC)[None, :]
                 mask = inside & (i < depth)
                 x = tl.load(x_ptr + base + i, mask=mask, other=0.0).to(tl.float32)
-                dx = tl.load(dx0_ptr + base + i, mask=mask, other=0.0).to(tl.float32)
+                dx = tl.load(dx0_ptr + base + i, mask=mask, other=0.0).to(tl.float32) / lift
                 dot += tl.sum(dx * ((x - mean) * rnorm), 1, keep_dims=True)  # dx₀: 0 past the end
                 if CENTERED:
                     total += tl.sum(dx, 1, keep_dims=True)
@@ -227,6 +261,6 @@ def end_early(
                 i = start + tl.arange(0, BC)[None, :]
                 mask = inside & (i < depth)
                 x = tl.load(x_ptr + base + i, mask=mask, other=0.0).to(tl.float32)
-                dx = tl.load(dx0_ptr + base + i, mask=mask, other=0.0).to(tl.float32)
+                dx = tl.load(dx0_ptr + base + i, mask=mask, other=0.0).to(tl.float32) / lift
                 dx = (dx - left - (x - mean) * rnorm * dot) * rnorm
                 tl.store(dx_ptr + base + i, dx.to(dx_ptr.dtype.element_ty), mask=mask)

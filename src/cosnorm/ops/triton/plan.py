@@ -109,7 +109,7 @@ class Plan:
         self.dtype = compute_dtype(input) if folded else product_dtype(input)
         self.early = not folded and is_early(spec, weight, scale, self.dtype)
         whole = folded or self.early  # unit vectors on both sides of a product, or units as given
-        self.lift = 1.0 if whole else lift(self.dtype, weight, self.bias)
+        self.lift = 1.0 if folded else lift(self.dtype, weight, self.bias)
         self.scale = 0 if scale is None else 1 if scale.numel() == 1 else 2
         same = weight.dtype == self.dtype != torch.float16
         self.raw = same and not whole and not spec.centered
