@@ -140,15 +140,26 @@ def network(file: str) -> str:
 
 def models(*files: str) -> str:
     """Converted models against themselves as they are; a row for each, its mode and its run."""
-    heads = "as it is, ms | cosine | pearson | GPU busy, ms: as it is, cosine, pearson | commit"
-    lines = [f"| model, mode | {heads} |", "|---" * 6 + "|"]
+    heads = "as it is, ms | cosine | pearson | GPU busy, ms | peak GB | kernels | commit"
+    lines = [f"| model, mode | {heads} |", "|---" * 8 + "|"]
     for result, report in _steps(files):
         found = result["variants"]
         cells = [_step(result), f"{found['plain']['microseconds'] / 1e3:.1f}"]
-        cells += [_cell(found[name]) for name in ("cosine", "pearson")]
-        cells.append(", ".join(f"{row['busy_ms']:.1f}" for row in found.values()))
+        cells += [_cell(found.get(name)) for name in ("cosine", "pearson")]
+        cells += [_three(found, "busy_ms", 1), _three(found, "peak_bytes", 1e9), _kernels(found)]
         lines.append(f"| {' | '.join([*cells, report['provenance']['commit']])} |")
-    return "\n".join([*lines, "", f"20 % to 80 % quantiles in brackets. {_machine(files)}"])
+    told = "20 % to 80 % quantiles in brackets. Three figures: as it is, cosine, pearson. Kernels: "
+    told += "compiled in the first steps, and for another batch size"
+    return "\n".join([*lines, "", f"{told}. {_machine(files)}"])
+
+
+def _three(found: Mapping[str, Any], key: str, unit: float) -> str:
+    return ", ".join(f"{row[key] / unit:.1f}" for row in found.values() if row.get(key))
+
+
+def _kernels(found: Mapping[str, Any]) -> str:
+    counts = [row.get("kernels") for row in found.values()]
+    return ", ".join(f"{n['first']} + {n['another_batch']}" for n in counts if n)
 
 
 def ratios(*files: str) -> str:

@@ -152,18 +152,28 @@ def test_kernels_are_counted_in_steps_and_after_another_batch(timm, monkeypatch)
 def test_the_table_of_models(monkeypatch):
     row = {"ratio": 1.02, "ratio_q20": 1.0, "ratio_q80": 1.03, "microseconds": 30600.0}
     row |= {"peak_bytes": 11e9, "busy_ms": 25.0, "kernels": {"first": 20, "another_batch": 0}}
-    plain = row | {"microseconds": 30000.0, "peak_bytes": 12e9, "busy_ms": 28.0}
-    compiled = {"plain": plain, "pearson": row | {"kernels": None}}
-    shared = {"autocast": "bfloat16", "batch": 128, "size": 224}
-    facts = {"gpu": "GPU", "torch": "2.11", "date": "today"}
-    results = [
-        {"model": "a/net", "mode": "eager", "variants": {"plain": plain, "cosine": row}, **shared},
-        {"model": "a/net", "mode": "compile", "variants": compiled, **shared},
+    plain = row | {"microseconds": 30000.0, "peak_bytes": 12e9, "busy_ms": 28.0, "kernels": None}
+    bare = {key: row[key] for key in ("ratio", "microseconds", "busy_ms")}
+    facts = {"gpu": "GPU", "torch": "2.11", "date": "today", "commit": "abc"}
+    files = {
+        "old": [{"model": "a/net", "mode": "eager", "variants": {"plain": bare, "cosine": bare}}],
+        "new": [
+            {"model": "b", "mode": "compile", "variants": {"plain": plain, "pearson": row}},
+            {"model": "net", "mode": "eager", "variants": {"plain": plain, "cosine": row}},
+        ],
+    }
+    told = {name: {"provenance": facts, "results": results} for name, results in files.items()}
+    monkeypatch.setattr(tables, "_load", told.get)
+    lines = tables.models("old", "new").splitlines()
+    assert lines[2:5] == [
+        "| net, eager | 30.6 | 1.02 |  | 25.0, 25.0 |  |  | abc |",
+        "| net, eager | 30.0 | 1.02 (1.00–1.03) |  | 28.0, 25.0 | 12.0, 11.0 | 20 + 0 | abc |",
+        "| b, compile | 30.0 |  | 1.02 (1.00–1.03) | 28.0, 25.0 | 12.0, 11.0 | 20 + 0 | abc |",
     ]
-    monkeypatch.setattr(tables, "_load", lambda name: {"provenance": facts, "results": results})
-    lines = tables.models("models.json").splitlines()
-    assert lines[2] == (
-        "| net, eager | 30.0 | cosine | 1.02 (1.00–1.03) | 28.0 → 25.0 | 12.00 → 11.00 | 20, 0 |"
-    )
-    assert lines[3].endswith("| 12.00 → 11.00 |  |")
-    assert lines[-1].endswith("bfloat16, batch 128 at 224. GPU, torch 2.11, today.")
+    assert lines[-1].endswith("GPU, torch 2.11, today.")
+    both = {"plain": plain, "cosine": row, "pearson": row}
+    for results in files.values():
+        results[-1]["variants"] = both
+    del files["new"][0]
+    short = tables.ratios("old", "new").splitlines()
+    assert short[2:] == ["| net, eager | 1.02 | 1.02 | 0.89 | 0.89 |", "", lines[-1][-23:]]
