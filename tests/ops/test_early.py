@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("triton_passes")
 # With weights of two bytes, and wider ones as autocast leaves them.
 KINDS = [("pearson", False), ("pearson", True), ("cosine", True)]
 SIMILARITIES = ["cosine", "pearson"]
-SIZES = {"one row": ((1, 8), 8), "rows": ((2, 9, 24), 40), "wide": ((2, 136), 144)}
+SIZES = {"one row": ((1, 8), 8), "rows": ((2, 9, 24), 40), "wide": ((2, 72), 80)}
 
 
 @pytest.fixture(autouse=True)
