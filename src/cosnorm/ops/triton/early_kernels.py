@@ -148,7 +148,7 @@ def early_rows(
 @jit
 def normalise(
     x_ptr, w_ptr, bias_ptr, v_ptr, out_ptr, kept_ptr, dy_ptr, shares_ptr, lift,
-    positions, depth, pitch, v_pitch, units, shift, blocks,
+    positions, depth, pitch, units, shift, blocks,
     CENTERED: tl.constexpr, BIAS: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr,
     KNOWN: tl.constexpr, DBIAS: tl.constexpr, EXACT: tl.constexpr, BP: tl.constexpr,
     BC: tl.constexpr, BW: tl.constexpr,
@@ -167,7 +167,7 @@ def normalise(
     if UNITS:
         if pid < units:
             early_unit(
-                pid, w_ptr, bias_ptr, v_ptr, stats_ptr, lift, units, depth, v_pitch,
+                pid, w_ptr, bias_ptr, v_ptr, stats_ptr, lift, units, depth, pitch,
                 CENTERED, BIAS, KNOWN, BW,
             )  # fmt: skip
         pid -= units

@@ -39,7 +39,7 @@ _FLOOR = tl.constexpr(zero_floor(torch.float32))
 _RELU = tl.constexpr(ACTIVATIONS["relu"].code)
 _GELU = tl.constexpr(ACTIVATIONS["gelu"].code)
 SIZES = (
-    "pitch", "v_pitch", "positions", "space", "groups", "depth", "width", "stride", "units",
+    "pitch", "positions", "space", "groups", "depth", "width", "stride", "units",
     "size", "maps", "inner", "shift", "blocks", "ID", "IH", "IW", "OD", "OH", "OW", "KD", "KH",
     "KW", "SD", "SH", "SW", "PD", "PH", "PW", "DD", "DH", "DW",
 )  # fmt: skip

@@ -233,7 +233,7 @@ class Plan:
         (positions, _, depth), walk, programs = self._over(name, INPUT)
         pitch = self.pitch if not known else depth
         numbers = (
-            positions, depth, pitch, pitch, self.units, self.shift, self.blocks
+            positions, depth, pitch, self.units, self.shift, self.blocks
         )  # fmt: skip
         wanted = rows or not known or self.bias
         count = (programs if wanted else 0) + (self.units if units else 0)
