@@ -74,6 +74,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--width", type=int, help="units of hidden layers; default: the paper's")
+    parser.add_argument("--precision", default="fp32", choices=["fp32", "tf32", "bf16"])
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
     return parser.parse_args(argv)
 
@@ -82,11 +83,12 @@ def main(argv: Sequence[str]) -> None:
     arguments = parsed(argv)
     launcher = InProcess(data_dir=arguments.data, batch_seeds="on")
     rows: list[dict[str, Any]] = []
-    keys = ("dataset", "seeds", "epochs", "turns", "width")
+    keys = ("dataset", "seeds", "epochs", "turns", "width", "precision")
     told = {key: getattr(arguments, key) for key in keys}
     told |= {"environment": environment(arguments.device), "rows": rows}
     for method in arguments.methods.split(","):
-        settings = {"epochs": arguments.epochs, "width": arguments.width, "sparse": False}
+        settings: dict[str, Any] = {"epochs": arguments.epochs, "width": arguments.width}
+        settings |= {"precision": arguments.precision, "sparse": False}
         config = configure(arguments.dataset, method, device=arguments.device, **settings)
         rows.append(measured(config, arguments.seeds, arguments.turns, launcher))
         print(f"{method}: {rows[-1]['ratio']:.2f} × one", file=sys.stderr, flush=True)

@@ -4,7 +4,7 @@
     dx = r_x (dx₀ - mean(dx₀) - x̂⟨dx₀, x̂⟩), means for Pearson alone;    dv = Σ dy x̂
 
 What is written beside the product is as wide as x. The bias and the bound are one pass over y,
-which a compiler joins with what follows. In float16 v is lifted, and x̂ the other way.
+which a compiler joins with what follows.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cosnorm.ops.eager import boxes
-from cosnorm.ops.reference.numerics import lift, weight_stats
+from cosnorm.ops.reference.numerics import weight_stats
 from cosnorm.ops.spec import Spec, keeps_unit
 
 
@@ -23,9 +23,8 @@ def forward(
     """As `steps.forward`, of rows; in place of y it keeps nothing."""
     stats = weight_stats(weight, bias, spec.centered)
     rnorm, mean = boxes.fields(x, weight.shape[2:], spec, bias is not None)
-    up = lift(x.dtype, weight, bias is not None)
-    v = (_units(weight, stats) * up).to(x.dtype)
-    y = F.linear((_rows(x, rnorm, mean) / up).to(x.dtype), v)
+    v = _units(weight, stats).to(x.dtype)
+    y = F.linear(_rows(x, rnorm, mean).to(x.dtype), v)
     if bias is not None:
         y = y + _one(rnorm, mean) * _unit_bias(bias, stats)
     y = y.clamp(-1, 1).to(x.dtype)
@@ -43,17 +42,17 @@ def backward(
     spec: Spec,
     need: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """(dx, dv / lift, the same of the bias's entry): the last step of the weights is still due."""
+    """(dx, dv, the same of the bias's entry): the last step of the weights is still due."""
     _, rnorm, mean, stats, v = kept
     assert rnorm is not None and stats is not None
-    hat, up = _rows(x, rnorm, mean), lift(x.dtype, weight, bias is not None)
+    hat = _rows(x, rnorm, mean)
     dx, dv, dvb = None, None, None
     if need[1] or need[2]:
-        dv = dy.t() @ (hat / up).to(x.dtype)
-        dvb = None if bias is None else (dy * (_one(rnorm, mean) / up)).sum(0)
+        dv = dy.t() @ hat.to(x.dtype)
+        dvb = None if bias is None else (dy * _one(rnorm, mean)).sum(0)
     if need[0]:
-        v = (_units(weight, stats) * up).to(x.dtype) if v is None else v
-        dx = (dy @ v).to(rnorm.dtype) / up
+        v = _units(weight, stats).to(x.dtype) if v is None else v
+        dx = (dy @ v).to(rnorm.dtype)
         pull, total = (dx * hat).sum(1, keepdim=True), dx.sum(1, keepdim=True)
         if bias is not None:
             extra = (dy * _unit_bias(bias, stats)).sum(1, keepdim=True)

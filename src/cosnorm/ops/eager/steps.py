@@ -175,9 +175,7 @@ def backward(
             x, grad = (t.reshape(-1, t.shape[-1]) for t in (input, grad))
             dx, dw, db = early.backward(grad, x, weight, bias, kept, spec, need)
             if dw is not None:
-                up = lift(product_dtype(input), weight, bias is not None)
-                unit = Unit(dw, None, None, False, up)
-                dw, db = project(dw, db, weight, bias, stats, unit, spec)
+                dw, db = project(dw, db, weight, bias, stats, 1.0, spec)
             return _shaped(dx, input), dw, db, None
         assert value is not None
         if spec.geometry is None:
@@ -196,7 +194,8 @@ def backward(
         if dx is not None:
             dx = _shaped(correct(dx, x, field, mean, weight.shape[2:], spec), input)
         if dw is not None:
-            dw, db = project(dw, db, weight, bias, stats, unit, spec)
+            up = None if unit.raw else unit.lift
+            dw, db = project(dw, db, weight, bias, stats, up, spec)
     dscale = None if dscale is None or scale is None else like_scale(dscale, scale)
     if spec.geometry is not None:  # outside: torch.compile loses a context in which this is asked
         dx, dw = laid(dx, input, weight), laid(dw, weight)
@@ -260,10 +259,10 @@ def project(
     weight: Tensor,
     bias: Tensor | None,
     stats: Tensor,
-    unit: Unit,
+    up: float | None,
     spec: Spec,
 ) -> tuple[Tensor, Tensor | None]:
-    """r_w (dv - mean(dv) - v⟨dv, v⟩), with v = r_w (w - μw); raw: what came is r_w·dv already."""
+    """r_w (dv - mean(dv) - v⟨dv, v⟩), with v = r_w (w - μw), of dv / up; None: of r_w·dv."""
     wide, (rnorm, mean) = stats.dtype, (stats[0], stats[1])
     g, w = dv.to(wide), weight.to(wide)
     gb, b = None, None
@@ -274,7 +273,7 @@ def project(
         b = None if b is None else b - mean
     dot, total = (g * w).flatten(1).sum(1), None
     dot = dot if gb is None or b is None else dot + gb * b
-    factor = None if unit.raw else rnorm if unit.lift == 1 else rnorm * unit.lift
+    factor = None if up is None else rnorm if up == 1 else rnorm * up
     pull = dot * rnorm * rnorm
     dw = g - w * _per_unit(pull, w)
     db = None if gb is None or b is None else gb - b * pull

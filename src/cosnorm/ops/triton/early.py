@@ -42,7 +42,7 @@ def forward(
     v = torch.empty((plan.units, plan.pitch), dtype=plan.dtype, device=plan.device)
     plan.launches["normalise", True, False, True, False](
         stream, (at_x, at_w, at_b, v.data_ptr(), hat.data_ptr(), arena.data_ptr(), None, None),
-        (x, w, b, v, hat, arena, None, None), plan.lift,
+        (x, w, b, v, hat, arena, None, None),
     )  # fmt: skip
     y = product(plan, hat, v, None)
     if plan.shaped is not None:
@@ -94,7 +94,7 @@ def backward(
     if units or again or b is not None:
         plan.launches["normalise", units, True, again, units and b is not None](
             stream, (at_x, at_w, at_b, at_v, at_hat, at_arena, dy.data_ptr(), at_shares),
-            (x, w, b, v if again else None, hat, arena, dy, shares), plan.lift,
+            (x, w, b, v if again else None, hat, arena, dy, shares),
         )  # fmt: skip
     if not (fields or units):
         return None, None, None, None
@@ -110,6 +110,6 @@ def backward(
             at_db = db.data_ptr()
     plan.launches["end_early", fields, units](
         stream, (at_dx, at_x, at_dx, at_arena, at_dv, at_shares, at_w, at_b, at_dw, at_db),
-        (dx, x, dx, arena, dv, shares, w, b, dw, db), plan.lift,
+        (dx, x, dx, arena, dv, shares, w, b, dw, db),
     )  # fmt: skip
     return dx, dw, db, None

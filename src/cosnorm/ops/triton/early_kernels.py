@@ -8,9 +8,6 @@ The names are those of `kernels`; positions are rows. Rows and units are multipl
 rounded, and their product is rounded once more: to keep it from going above 1, a vector that has
 become too long is rounded again with every other entry made a little shorter, and if that is not
 enough, with all of them.
-
-In float16 v is multiplied by `lift` and x̂ divided by it (see `numerics.lift`): then gradients have
-the size that those of plain layers have.
 """
 
 import triton
@@ -20,13 +17,22 @@ from cosnorm.ops.triton.kernels import channel_stats, direction, jit, project, r
 
 
 @triton.jit
+def shorter(LOW: tl.constexpr):
+    """What too long a vector is multiplied by before it is rounded; no rounding undoes that.
+
+    1 - ε/2, ε being that of the low dtype.
+    """
+    half: tl.constexpr = 0.00390625 if tl.bfloat16 == LOW else 0.00048828125
+    return 1.0 - half
+
+
+@triton.jit
 def beyond(norm2, LOW: tl.constexpr):
     """Whether a rounded unit vector is so long that a product of two such could round to over 1.
 
-    That happens above 1 + ε/2, ε being that of the low dtype; an eighth of that is left to sums.
+    That happens above 1 + ε/2; an eighth of that is left to sums.
     """
-    half: tl.constexpr = 0.00390625 if tl.bfloat16 == LOW else 0.00048828125
-    return norm2 > 1.0 + 0.875 * half
+    return norm2 > 1.0 + 0.875 * (1.0 - shorter(LOW))
 
 
 @triton.jit
@@ -37,18 +43,25 @@ def squared(x, LOW: tl.constexpr):
 
 
 @triton.jit
-def shorter(LOW: tl.constexpr):
-    """What such a vector is multiplied by before it is rounded: no rounding makes that too long."""
-    half: tl.constexpr = 0.00390625 if tl.bfloat16 == LOW else 0.00048828125
-    return 1.0 - half
+def unit_entries(w_ptr, v_ptr, base, out, size, mean, rnorm, even, odd, BW: tl.constexpr):
+    """(w - μw) / |w - μw|, times `even` and `odd` in turn, is written; its square as rounded."""
+    low: tl.constexpr = v_ptr.dtype.element_ty
+    norm2 = 0.0
+    for start in range(0, size, BW):
+        i = start + tl.arange(0, BW)
+        w = tl.load(w_ptr + base + i, mask=i < size, other=0.0).to(tl.float32)
+        v = tl.where(i < size, (w - mean) * rnorm, 0.0) * tl.where(i % 2 == 1, odd, even)
+        tl.store(v_ptr + out + i, v.to(low), mask=i < size)
+        norm2 += tl.sum(squared(v, low))
+    return norm2
 
 
 @triton.jit
 def early_unit(
-    row, w_ptr, bias_ptr, v_ptr, stats_ptr, lift, units, size, pitch,
+    row, w_ptr, bias_ptr, v_ptr, stats_ptr, units, size, pitch,
     CENTERED: tl.constexpr, BIAS: tl.constexpr, KNOWN: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
-    """v = lift (w - μw) / |w - μw|, in rows of `pitch`, which end in the bias's entry and zeros."""
+    """v = (w - μw) / |w - μw|, in rows of `pitch`, which end in the bias's entry and zeros."""
     if KNOWN:
         rnorm = tl.load(stats_ptr + row)
         mean = tl.load(stats_ptr + units + row)
@@ -57,88 +70,77 @@ def early_unit(
         tl.store(stats_ptr + row, rnorm)
         tl.store(stats_ptr + units + row, mean)
     low: tl.constexpr = v_ptr.dtype.element_ty
+    less = shorter(low)
     base = row.to(tl.int64) * size
     out = row.to(tl.int64) * pitch
-    rnorm *= lift
     b = rnorm * 0.0
     if BIAS:
         b = (tl.load(bias_ptr + row).to(tl.float32) - mean) * rnorm
     norm2 = squared(b, low)
-    for start in range(0, size, BW):
-        i = start + tl.arange(0, BW)
-        w = tl.load(w_ptr + base + i, mask=i < size, other=0.0).to(tl.float32)
-        v = tl.where(i < size, (w - mean) * rnorm, 0.0)
-        tl.store(v_ptr + out + i, v.to(low), mask=i < size)
-        norm2 += tl.sum(squared(v, low))
-    scale2 = lift * lift
-    if beyond(norm2 / scale2, low):
+    norm2 += unit_entries(w_ptr, v_ptr, base, out, size, mean, rnorm, 1.0, 1.0, BW)
+    if beyond(norm2, low):
         norm2 = squared(b, low)
-        for start in range(0, size, BW):
-            i = start + tl.arange(0, BW)
-            w = tl.load(w_ptr + base + i, mask=i < size, other=0.0).to(tl.float32)
-            v = tl.where(i < size, (w - mean) * rnorm, 0.0)
-            norm2 += tl.sum(squared(v * tl.where(i % 2 == 1, shorter(low), 1.0), low))
-        factor = tl.where(beyond(norm2 / scale2, low), shorter(low), 1.0)
-        b *= factor
-        for start in range(0, size, BW):
-            i = start + tl.arange(0, BW)
-            w = tl.load(w_ptr + base + i, mask=i < size, other=0.0).to(tl.float32)
-            v = (w - mean) * rnorm * tl.where(i % 2 == 1, shorter(low), factor)
-            tl.store(v_ptr + out + i, v.to(low), mask=i < size)
+        norm2 += unit_entries(w_ptr, v_ptr, base, out, size, mean, rnorm, 1.0, less, BW)
+        if beyond(norm2, low):
+            b *= less
+            unit_entries(w_ptr, v_ptr, base, out, size, mean, rnorm, less, less, BW)
     if BIAS:
         i = tl.arange(0, 8)
         tl.store(v_ptr + out + size + i, tl.where(i == 0, b, 0.0).to(low), mask=i < pitch - size)
 
 
 @triton.jit
-def early_rows(
-    x_ptr, out_ptr, pos, inside, rnorm, mean, lift, depth, pitch,
-    CENTERED: tl.constexpr, BIAS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+def row_entries(
+    x_ptr, out_ptr, base, out, inside, mean, rnorm, even, odd, depth,
+    CENTERED: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """x̂ = r_x (x-μ) / lift, in rows of `pitch`, which end in the entry of 1 and zeros."""
+    """As `unit_entries`, of rows."""
     low: tl.constexpr = out_ptr.dtype.element_ty
-    base = pos.to(tl.int64) * depth
-    out = pos.to(tl.int64) * pitch
-    rnorm /= lift
-    one = rnorm
-    if CENTERED:
-        one *= 1.0 - mean
-    first = tl.zeros([BP, 1], tl.float32)
-    if BIAS:
-        first += squared(one, low)
-    norm2 = first
+    norm2 = tl.zeros([BP, 1], tl.float32)
     for start in range(0, depth, BC):
         i = start + tl.arange(0, BC)[None, :]
         mask = inside & (i < depth)
         x = tl.load(x_ptr + base + i, mask=mask, other=0.0).to(tl.float32)
         if CENTERED:
             x -= mean
-        x = tl.where(mask, x * rnorm, 0.0)
+        x = tl.where(mask, x * rnorm, 0.0) * tl.where(i % 2 == 1, odd, even)
         tl.store(out_ptr + out + i, x.to(low), mask=mask)
         norm2 += tl.sum(squared(x, low), 1, keep_dims=True)
-    scale2 = lift * lift
-    long = beyond(norm2 * scale2, low)
+    return norm2
+
+
+@triton.jit
+def early_rows(
+    x_ptr, out_ptr, pos, inside, rnorm, mean, depth, pitch,
+    CENTERED: tl.constexpr, BIAS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """x̂ = r_x (x-μ), in rows of `pitch`, which end in the entry of 1 and zeros."""
+    low: tl.constexpr = out_ptr.dtype.element_ty
+    less = shorter(low)
+    base = pos.to(tl.int64) * depth
+    out = pos.to(tl.int64) * pitch
+    one = rnorm
+    if CENTERED:
+        one *= 1.0 - mean
+    first = tl.zeros([BP, 1], tl.float32)
+    if BIAS:
+        first += squared(one, low)
+    norm2 = first + row_entries(
+        x_ptr, out_ptr, base, out, inside, mean, rnorm, 1.0, 1.0, depth, CENTERED, BP, BC
+    )
+    long = beyond(norm2, low)
     if tl.sum(long.to(tl.int32)) > 0:
-        odd = tl.where(long, shorter(low), 1.0)
-        norm2 = first
-        for start in range(0, depth, BC):
-            i = start + tl.arange(0, BC)[None, :]
-            mask = inside & (i < depth)
-            x = tl.load(x_ptr + base + i, mask=mask, other=0.0).to(tl.float32)
-            if CENTERED:
-                x -= mean
-            x = tl.where(mask, x * rnorm, 0.0) * tl.where(i % 2 == 1, odd, 1.0)
-            norm2 += tl.sum(squared(x, low), 1, keep_dims=True)
-        even = tl.where(beyond(norm2 * scale2, low), shorter(low), 1.0)
-        one *= even
-        for start in range(0, depth, BC):
-            i = start + tl.arange(0, BC)[None, :]
-            mask = inside & (i < depth)
-            x = tl.load(x_ptr + base + i, mask=mask, other=0.0).to(tl.float32)
-            if CENTERED:
-                x -= mean
-            x = x * rnorm * tl.where(i % 2 == 1, odd, even)
-            tl.store(out_ptr + out + i, x.to(low), mask=mask)
+        odd = tl.where(long, less, 1.0)
+        norm2 = first + row_entries(
+            x_ptr, out_ptr, base, out, inside, mean, rnorm, 1.0, odd, depth, CENTERED, BP, BC
+        )
+        long = beyond(norm2, low)
+        if tl.sum(long.to(tl.int32)) > 0:
+            even = tl.where(long, less, 1.0)
+            one *= even
+            row_entries(
+                x_ptr, out_ptr, base, out, inside, mean, rnorm, even, odd, depth, CENTERED, BP, BC
+            )
     if BIAS:
         i = tl.arange(0, 8)[None, :]
         tail = tl.where(i == 0, one, 0.0).to(low)
@@ -147,8 +149,8 @@ def early_rows(
 
 @jit
 def normalise(
-    x_ptr, w_ptr, bias_ptr, v_ptr, out_ptr, kept_ptr, dy_ptr, shares_ptr, lift,
-    positions, depth, pitch, units, shift, blocks,
+    x_ptr, w_ptr, bias_ptr, v_ptr, out_ptr, kept_ptr, dy_ptr, shares_ptr,
+    positions, depth, pitch, units, shift,
     CENTERED: tl.constexpr, BIAS: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr,
     KNOWN: tl.constexpr, DBIAS: tl.constexpr, EXACT: tl.constexpr, BP: tl.constexpr,
     BC: tl.constexpr, BW: tl.constexpr,
@@ -167,7 +169,7 @@ def normalise(
     if UNITS:
         if pid < units:
             early_unit(
-                pid, w_ptr, bias_ptr, v_ptr, stats_ptr, lift, units, depth, pitch,
+                pid, w_ptr, bias_ptr, v_ptr, stats_ptr, units, depth, pitch,
                 CENTERED, BIAS, KNOWN, BW,
             )  # fmt: skip
         pid -= units
@@ -190,11 +192,11 @@ def normalise(
                 tl.store(kept_ptr + positions + pos, mean, mask=inside)
         if ROWS:
             early_rows(
-                x_ptr, out_ptr, pos, inside, rnorm, mean, lift, depth, pitch,
+                x_ptr, out_ptr, pos, inside, rnorm, mean, depth, pitch,
                 CENTERED, BIAS, BP, BC,
             )  # fmt: skip
         if KNOWN and BIAS:
-            one = rnorm / lift
+            one = rnorm
             if CENTERED:
                 one *= 1.0 - mean
             field = tl.zeros([BP, 1], tl.float32)
@@ -215,7 +217,7 @@ def normalise(
 
 @jit
 def end_early(
-    dx0_ptr, x_ptr, dx_ptr, kept_ptr, dv_ptr, shares_ptr, w_ptr, bias_ptr, dw_ptr, db_ptr, lift,
+    dx0_ptr, x_ptr, dx_ptr, kept_ptr, dv_ptr, shares_ptr, w_ptr, bias_ptr, dw_ptr, db_ptr,
     positions, depth, units, shift, blocks,
     CENTERED: tl.constexpr, BIAS: tl.constexpr, FIELDS: tl.constexpr, UNITS: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr,
@@ -228,7 +230,7 @@ def end_early(
             if CENTERED:
                 stats_ptr += positions
             project(
-                pid, dv_ptr, shares_ptr, w_ptr, bias_ptr, dw_ptr, db_ptr, stats_ptr, lift, units,
+                pid, dv_ptr, shares_ptr, w_ptr, bias_ptr, dw_ptr, db_ptr, stats_ptr, 1.0, units,
                 depth, blocks, CENTERED, BIAS, False, BW,
             )  # fmt: skip
         pid -= units
@@ -250,7 +252,7 @@ def end_early(
                 i = start + tl.arange(0, BC)[None, :]
                 mask = inside & (i < depth)
                 x = tl.load(x_ptr + base + i, mask=mask, other=0.0).to(tl.float32)
-                dx = tl.load(dx0_ptr + base + i, mask=mask, other=0.0).to(tl.float32) / lift
+                dx = tl.load(dx0_ptr + base + i, mask=mask, other=0.0).to(tl.float32)
                 dot += tl.sum(dx * ((x - mean) * rnorm), 1, keep_dims=True)  # dx₀: 0 past the end
                 if CENTERED:
                     total += tl.sum(dx, 1, keep_dims=True)
@@ -261,6 +263,6 @@ def end_early(
                 i = start + tl.arange(0, BC)[None, :]
                 mask = inside & (i < depth)
                 x = tl.load(x_ptr + base + i, mask=mask, other=0.0).to(tl.float32)
-                dx = tl.load(dx0_ptr + base + i, mask=mask, other=0.0).to(tl.float32) / lift
+                dx = tl.load(dx0_ptr + base + i, mask=mask, other=0.0).to(tl.float32)
                 dx = (dx - left - (x - mean) * rnorm * dot) * rnorm
                 tl.store(dx_ptr + base + i, dx.to(dx_ptr.dtype.element_ty), mask=mask)

@@ -108,11 +108,11 @@ class Plan:
         self.spec, self.gain, self.bias, self.folded = spec, spec.gain, bias is not None, folded
         self.dtype = compute_dtype(input) if folded else product_dtype(input)
         self.early = not folded and is_early(spec, weight, scale, self.dtype)
-        whole = folded or self.early  # unit vectors on both sides of a product, or units as given
-        self.lift = 1.0 if folded else lift(self.dtype, weight, self.bias)
+        is_lifted = not (folded or self.early)
+        self.lift = lift(self.dtype, weight, self.bias) if is_lifted else 1.0
         self.scale = 0 if scale is None else 1 if scale.numel() == 1 else 2
         same = weight.dtype == self.dtype != torch.float16
-        self.raw = same and not whole and not spec.centered
+        self.raw = same and not folded and not spec.centered
         self.keeps_unit = keeps_unit(self.dtype, weight)
         self.convolution = None
         if spec.geometry is not None:
@@ -232,9 +232,7 @@ class Plan:
         name = "renormalise" if known else "normalise"
         (positions, _, depth), walk, programs = self._over(name, INPUT)
         pitch = self.pitch if not known else depth
-        numbers = (
-            positions, depth, pitch, self.units, self.shift, self.blocks
-        )  # fmt: skip
+        numbers = (positions, depth, pitch, self.units, self.shift)
         wanted = rows or not known or self.bias
         count = (programs if wanted else 0) + (self.units if units else 0)
         return Launch(
