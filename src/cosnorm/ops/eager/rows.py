@@ -1,6 +1,6 @@
 """A linear layer in float32 or float64 on a CPU, in as few calls as it takes.
 
-The same formulas as `plain`, whose many small steps would cost a layer of usual size a tenth of its
+The same formulas as `steps`, whose many small steps would cost a layer of usual size a tenth of its
 time. Weights are multiplied as they are, and the output is divided by their norm.
 """
 
