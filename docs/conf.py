@@ -1,8 +1,10 @@
 """The site: Markdown by MyST, the API by autodoc, the theme Furo. `make docs` builds it."""
 
 import re
-import textwrap
+import sys
 from typing import Any
+
+from sphinx.pycode import ModuleAnalyzer
 
 from cosnorm import __version__
 
@@ -55,22 +57,37 @@ maximum_signature_line_length = 60
 python_use_unqualified_type_names = True
 default_role = "code"
 napoleon_use_rtype = False
+napoleon_use_param = False  # arguments that share a line share their text
 
 
-def _marked(_app: Any, _what: str, _name: str, _obj: object, _options: Any, lines: list) -> None:
+def _marked(_app: Any, what: str, name: str, obj: object, _options: Any, lines: list) -> None:
     """Docstrings are written to be read in the source; here they get the marks that Sphinx wants.
 
     |x| is a length and no substitution; an indented paragraph is a formula or code; a paragraph of
-    `name: what it is` lists arguments.
+    `name: what it is` lists arguments. A value's text is what stands below it where it is made.
     """
+    if what == "data":
+        lines[:] = _below(name.rpartition(".")[2], obj)
     text = re.sub(r"(?<!\\)\|", r"\|", "\n".join(lines))
     paragraphs = re.split(r"\n{2,}", text.strip("\n"))
     for number, paragraph in enumerate(paragraphs):
         if paragraph.startswith("    "):
             paragraphs[number] = "::\n\n" + paragraph.replace(r"\|", "|")
         elif re.match(r"[a-z_][a-z_, ]*: ", paragraph):
-            paragraphs[number] = "Args:\n" + textwrap.indent(paragraph, "    ")
+            entries = re.sub(r"\n +", " ", paragraph).split("\n")
+            paragraphs[number] = "\n".join(["Args:", *(f"    {entry}" for entry in entries)])
     lines[:] = "\n\n".join(paragraphs).split("\n")
+
+
+def _below(name: str, value: object) -> list[str]:
+    """Sphinx looks below a value only in the module by whose name it is asked for."""
+    modules = [m for key, m in sys.modules.items() if key.startswith("cosnorm")]
+    for module in modules:
+        if vars(module).get(name) is value:
+            found = ModuleAnalyzer.for_module(module.__name__).find_attr_docs()
+            if ("", name) in found:
+                return found["", name]
+    raise LookupError(f"nothing is said of {name} where it is made")
 
 
 def setup(app: Any) -> None:

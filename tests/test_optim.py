@@ -333,6 +333,8 @@ def test_a_batch_without_rows_and_no_batch():
         translated_lr(model, 0.1, torch.zeros(0, 5))
     with pytest.raises(TypeError, match="input must be a tensor"):
         translated_lr(model, 0.1, "x")
+    with pytest.raises(TypeError, match="got none: pass a batch after lr"):
+        translated_lr(model, 0.1)
 
 
 @pytest.mark.parametrize("wrong", [-0.1, float("nan"), "0.1"])

@@ -1,10 +1,12 @@
 """The built site: nothing from elsewhere, and in a real browser what a reader sees of it."""
 
+import inspect
 import json
 import re
 import subprocess
 import sys
 from html.parser import HTMLParser
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,47 @@ def test_every_public_name_has_its_entry(site):
     names += ["cosnorm.convert", "cosnorm.fold", "cosnorm.set_backend"]
     missing = [name for name in names if f'id="{name}"' not in page]
     assert not missing
+
+
+def test_arguments_are_listed_as_they_are_named(site):
+    """A list made of prose has words for names."""
+    page = (site / "api.html").read_text(encoding="utf-8")
+    places = re.split(r'<dt class="sig[^>]* id="([^"]+)">', page)
+    checked = 0
+    for place, text in zip(places[1::2], places[2::2], strict=True):
+        found = re.search(r"<dt[^>]*>Parameters<.*?</dd>", text, re.DOTALL)
+        if found is None:
+            continue
+        wanted = named(place)
+        for names in re.findall(
+            r"<li><p><strong>(.*?)</strong>|<dd[^>]*><p><strong>(.*?)</strong>", found[0]
+        ):
+            for name in "".join(names).split(", "):
+                assert name in wanted, f"{place} lists {name!r}"
+                checked += 1
+    assert checked > 60
+
+
+def named(place):
+    """The arguments of a thing, or the attributes of a class."""
+    for depth in range(place.count("."), 0, -1):
+        parts = place.split(".")
+        try:
+            found = import_module(".".join(parts[:depth]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[depth:]:
+            found = getattr(found, part)
+        own = {*dir(found), *found.__annotations__} if isinstance(found, type) else ()
+        return {*inspect.signature(found).parameters, *own}
+    raise LookupError(place)
+
+
+def test_values_have_their_own_text(site):
+    page = (site / "api.html").read_text(encoding="utf-8")
+    for name, text in (("conversion.HEAD_SCALE", "converted head"), ("study.METRICS", "a curve")):
+        place = page.index(f'id="cosnorm.{name}"')
+        assert text in page[place : page.index("</dd>", place)]
 
 
 @pytest.fixture(scope="module")

@@ -98,6 +98,7 @@ METHODS: Registry[Method] = Registry(
         ),
     ),
 )  # fmt: skip
+"""The methods that can be compared, for `--methods`."""
 
 PAPER_METHODS = tuple(name for name, method in METHODS.items() if method.in_paper)
 STUDIED = (*PAPER_METHODS, "none")  # what the paper's claims speak of
@@ -106,3 +107,12 @@ STUDIED = (*PAPER_METHODS, "none")  # what the paper's claims speak of
 def with_affine() -> list[str]:
     """The methods whose blocks take `affine`."""
     return [name for name, method in METHODS.items() if method.affine]
+
+
+def check_affine(method: str, affine: bool) -> None:
+    """Refuse `affine` with a method whose blocks do not take it."""
+    if affine and not METHODS.named(method).affine:
+        raise ValueError(
+            f"affine belongs to the methods {', '.join(with_affine())}; got method {method!r}: "
+            "use learn_scale='per_output', bias=True or both"
+        )

@@ -240,8 +240,9 @@ def translated_lr(model: nn.Module, lr: float, *inputs: Any, **options: Any) -> 
     A step changes an output of `w·x` by `lr·|x|²` times its gradient, and one of
     `s·cos(x, w)` by about `lr·s²/|w|²` times it, so the rate is `lr·(|x||w|/s)²`.
 
-    model: with the weights that training begins from. inputs, options: of a call of the model, such
-    as a batch; it runs once, in evaluation mode. Layers that it does not run are left out.
+    model: with the weights that training begins from.
+    inputs, options: of a call of the model, such as a batch; it runs once, in evaluation mode.
+        Layers that it does not run are left out.
 
     Returns the rate of each layer by name; the median is a rate for all of them.
 
@@ -252,6 +253,8 @@ def translated_lr(model: nn.Module, lr: float, *inputs: Any, **options: Any) -> 
     """
     if not (isinstance(lr, int | float) and 0 < lr < math.inf):
         raise ValueError(f"lr must be a number above 0, the rate of dot products; got {lr!r}")
+    if not (inputs or options):
+        raise TypeError("the rates depend on the sizes of inputs; got none: pass a batch after lr")
     found: dict[str, float] = {}
 
     def look(name: str) -> Any:

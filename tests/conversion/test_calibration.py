@@ -311,6 +311,22 @@ def test_what_is_converted_under_inference_mode_can_be_trained():
     assert all(p.grad is not None for p in model.parameters())
 
 
+def test_a_model_that_was_made_under_inference_mode():
+    """Which cannot be trained, but calibrated, given a direction and loaded."""
+
+    def made():
+        zero = nn.Linear(16, 4, bias=False)
+        nn.init.zeros_(zero.weight)
+        return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), zero)
+
+    with torch.inference_mode():
+        model, again, x = made(), made(), torch.randn(32, 8)
+        cosnorm.convert(model, calibrate=x)
+        cosnorm.convert(again, state=model.state_dict())
+        assert torch.equal(again.eval()(x), model.eval()(x))
+    assert model[1].running_mean.any() and model[3].weight.any()
+
+
 def test_scales_without_a_head_are_not_denied():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
     told = str(cosnorm.convert(model, calibrate=torch.randn(2, 3, 5, 5)))

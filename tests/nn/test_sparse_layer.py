@@ -239,3 +239,16 @@ def test_wrong_input_is_refused():
         SparseLinear("instance", 3, 3)
     with pytest.raises(ValueError, match="activation must be None or 'relu'; got 'gelu'"):
         SparseLinear("none", 3, 3, activation="gelu")
+    with pytest.raises(TypeError, match=r"dtype of the weights, torch.float32; got torch.float64"):
+        layer(csr(torch.rand(2, 30).double()))
+
+
+@pytest.mark.parametrize("method", ["pearson", "cosine", "none"])
+def test_what_the_dense_layer_refuses_is_refused(method):
+    for make in (SparseLinear, linear):
+        with pytest.raises(
+            ValueError, match=f"affine belongs to the methods .*; got method '{method}"
+        ):
+            make(method, 8, 4, affine=True)
+    with pytest.raises(TypeError, match="bias must be True or False, got 'yes'"):
+        SparseLinear(method, 8, 4, "yes")

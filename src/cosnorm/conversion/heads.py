@@ -12,7 +12,7 @@ from cosnorm.conversion.selection import hint, shown
 from cosnorm.conversion.tracing import Part, Reader
 
 HEAD_SCALE = 10.0
-"""Where the learned scale of a converted head starts, at the least: logits then lie within ±10."""
+"""Where the learned scale of a converted head starts at the least; logits then lie within ±10."""
 
 Head = str | Iterable[str] | Mapping[str, float | None] | None
 

@@ -31,7 +31,8 @@ TORCH_LAYERS = (
     nn.ConvTranspose2d,
     nn.ConvTranspose3d,
 )
-FEWEST_DEPTHWISE = 49  # entries of a depthwise layer that is converted unless said otherwise
+FEWEST_DEPTHWISE = 49
+"""Entries of a filter of a depthwise layer that is converted unless said otherwise."""
 # What a cosine layer has beside the attributes of torch's layer.
 OURS = ("activation", "centered", "initial_scale", "learn_scale", "scale")
 # What a subclass may define and still compute what its torch layer computes.

@@ -91,8 +91,8 @@ class Plan:
             about.append(f"learned scales from {low:.3g} to {high:.3g}")
         elif self.scales and not self.has_state:
             about.append(
-                "not calibrated: the batch does not run it but on zeros or numbers out of range, "
-                "or it begins anew"
+                "not calibrated: the batch does not run it, or gives it similarities of zero (rows "
+                "of zeros, of one number, out of range), or it begins anew"
             )
         norm = next((norm for norm, v in self.norms.items() if layer in v.unbiased), None)
         if norm is not None:

@@ -101,18 +101,25 @@ def convert(
         graft(module, pattern)
         if isinstance(module.scale, nn.Parameter):  # what is frozen stays so
             module.scale.requires_grad_(module.weight.requires_grad)  # pyright: ignore
-    for module in plan.fresh:
-        module.reset_parameters()  # pyright: ignore[reportCallIssue]  # a cosine layer now
     for norm in plan.dropped:
         vanish(norm)
+    for module in plan.fast_paths:
+        leave_fast_path(module)
+    _fill(model, plan.fresh, statistics, state)
+    return account
+
+
+@torch.inference_mode()  # where tensors of both kinds may be written to, and nothing is made
+def _fill(
+    model: nn.Module, fresh: Iterable[Any], statistics: Mapping[Any, Moments], state: State | None
+) -> None:
+    for module in fresh:  # a cosine layer now
+        module.reset_parameters()
     for norm, moments in statistics.items():
         for buffer, value in zip((norm.running_mean, norm.running_var), moments, strict=True):
             buffer.copy_(value)
-    for module in plan.fast_paths:
-        leave_fast_path(module)
     if state is not None:
         model.load_state_dict(state, strict=False)  # tied tensors may be there by one name
-    return account
 
 
 def _checked(model: nn.Module, similarity: str, drop_norms: bool) -> nn.Module:

@@ -1,15 +1,7 @@
 """The methods to compare with, as layers with the face of `CosineLinear` and its kin.
 
-A block computes `y = act(scale · normalised(z))`, z the pre-activation of torch's own layer:
-
-| method | normalised(z) |
-|---|---|
-| `BatchNorm…` | each output's z less its mean over the batch and the positions, by its deviation |
-| `WeightNorm…` | `(w/‖w‖)·x`: each output's weight vector has length one |
-| `LayerNorm…` | z less its mean over a sample's whole layer (features; C×H×W), by its deviation |
-| `GroupNorm…` | the same over groups of at least 16 outputs, 32 groups at most |
-| `RMSNorm…` | z by its root mean square over a sample's whole layer |
-| `Plain…` | z |
+A block computes `y = act(scale · normalised(z))`, z the pre-activation of torch's own layer; what
+each makes of it stands in a table in docs/layers.md.
 
 The constructor is torch's, then `affine, scale, learn_scale, activation`, keyword-only. By default
 there is no bias and no affine, as in the paper's networks. `bias=True` adds torch's bias (zero at
@@ -176,132 +168,132 @@ class _Plain(Block):
 
 
 class BatchNormLinear(_Batch, LinearBlock, nn.Linear):
-    """`nn.Linear` with batch normalisation of its output; see the module's docstring."""
+    """`nn.Linear` with batch normalisation of its output."""
 
 
 class BatchNormConv1d(_Batch, ConvBlock, nn.Conv1d):
-    """`nn.Conv1d` with batch normalisation of its output; see the module's docstring."""
+    """`nn.Conv1d` with batch normalisation of its output."""
 
     dimensions = 1
 
 
 class BatchNormConv2d(_Batch, ConvBlock, nn.Conv2d):
-    """`nn.Conv2d` with batch normalisation of its output; see the module's docstring."""
+    """`nn.Conv2d` with batch normalisation of its output."""
 
     dimensions = 2
 
 
 class BatchNormConv3d(_Batch, ConvBlock, nn.Conv3d):
-    """`nn.Conv3d` with batch normalisation of its output; see the module's docstring."""
+    """`nn.Conv3d` with batch normalisation of its output."""
 
     dimensions = 3
 
 
 class WeightNormLinear(_Weight, LinearBlock, nn.Linear):
-    """`nn.Linear` with weight vectors of length one; see the module's docstring."""
+    """`nn.Linear` with weight vectors of length one."""
 
 
 class WeightNormConv1d(_Weight, ConvBlock, nn.Conv1d):
-    """`nn.Conv1d` with weight vectors of length one; see the module's docstring."""
+    """`nn.Conv1d` with weight vectors of length one."""
 
     dimensions = 1
 
 
 class WeightNormConv2d(_Weight, ConvBlock, nn.Conv2d):
-    """`nn.Conv2d` with weight vectors of length one; see the module's docstring."""
+    """`nn.Conv2d` with weight vectors of length one."""
 
     dimensions = 2
 
 
 class WeightNormConv3d(_Weight, ConvBlock, nn.Conv3d):
-    """`nn.Conv3d` with weight vectors of length one; see the module's docstring."""
+    """`nn.Conv3d` with weight vectors of length one."""
 
     dimensions = 3
 
 
 class LayerNormLinear(_Layer, LinearBlock, nn.Linear):
-    """`nn.Linear` with layer normalisation of its output; see the module's docstring."""
+    """`nn.Linear` with layer normalisation of its output."""
 
 
 class LayerNormConv1d(_Layer, ConvBlock, nn.Conv1d):
-    """`nn.Conv1d` with layer normalisation of its output; see the module's docstring."""
+    """`nn.Conv1d` with layer normalisation of its output."""
 
     dimensions = 1
 
 
 class LayerNormConv2d(_Layer, ConvBlock, nn.Conv2d):
-    """`nn.Conv2d` with layer normalisation of its output; see the module's docstring."""
+    """`nn.Conv2d` with layer normalisation of its output."""
 
     dimensions = 2
 
 
 class LayerNormConv3d(_Layer, ConvBlock, nn.Conv3d):
-    """`nn.Conv3d` with layer normalisation of its output; see the module's docstring."""
+    """`nn.Conv3d` with layer normalisation of its output."""
 
     dimensions = 3
 
 
 class GroupNormLinear(_Group, LinearBlock, nn.Linear):
-    """`nn.Linear` with group normalisation of its output; see the module's docstring."""
+    """`nn.Linear` with group normalisation of its output."""
 
 
 class GroupNormConv1d(_Group, ConvBlock, nn.Conv1d):
-    """`nn.Conv1d` with group normalisation of its output; see the module's docstring."""
+    """`nn.Conv1d` with group normalisation of its output."""
 
     dimensions = 1
 
 
 class GroupNormConv2d(_Group, ConvBlock, nn.Conv2d):
-    """`nn.Conv2d` with group normalisation of its output; see the module's docstring."""
+    """`nn.Conv2d` with group normalisation of its output."""
 
     dimensions = 2
 
 
 class GroupNormConv3d(_Group, ConvBlock, nn.Conv3d):
-    """`nn.Conv3d` with group normalisation of its output; see the module's docstring."""
+    """`nn.Conv3d` with group normalisation of its output."""
 
     dimensions = 3
 
 
 class RMSNormLinear(_Root, LinearBlock, nn.Linear):
-    """`nn.Linear` with its output by its root mean square; see the module's docstring."""
+    """`nn.Linear` with its output by its root mean square."""
 
 
 class RMSNormConv1d(_Root, ConvBlock, nn.Conv1d):
-    """`nn.Conv1d` with its output by its root mean square; see the module's docstring."""
+    """`nn.Conv1d` with its output by its root mean square."""
 
     dimensions = 1
 
 
 class RMSNormConv2d(_Root, ConvBlock, nn.Conv2d):
-    """`nn.Conv2d` with its output by its root mean square; see the module's docstring."""
+    """`nn.Conv2d` with its output by its root mean square."""
 
     dimensions = 2
 
 
 class RMSNormConv3d(_Root, ConvBlock, nn.Conv3d):
-    """`nn.Conv3d` with its output by its root mean square; see the module's docstring."""
+    """`nn.Conv3d` with its output by its root mean square."""
 
     dimensions = 3
 
 
 class PlainLinear(_Plain, LinearBlock, nn.Linear):
-    """`nn.Linear` with no normalisation; see the module's docstring."""
+    """`nn.Linear` with no normalisation."""
 
 
 class PlainConv1d(_Plain, ConvBlock, nn.Conv1d):
-    """`nn.Conv1d` with no normalisation; see the module's docstring."""
+    """`nn.Conv1d` with no normalisation."""
 
     dimensions = 1
 
 
 class PlainConv2d(_Plain, ConvBlock, nn.Conv2d):
-    """`nn.Conv2d` with no normalisation; see the module's docstring."""
+    """`nn.Conv2d` with no normalisation."""
 
     dimensions = 2
 
 
 class PlainConv3d(_Plain, ConvBlock, nn.Conv3d):
-    """`nn.Conv3d` with no normalisation; see the module's docstring."""
+    """`nn.Conv3d` with no normalisation."""
 
     dimensions = 3

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cosnorm.methods import METHODS, with_affine
+from cosnorm.methods import METHODS, check_affine
 from cosnorm.nn.base import Padding, Size
 from cosnorm.nn.scale import LearnScale
 from cosnorm.ops.activations import Name as Activation
@@ -19,14 +19,8 @@ from cosnorm.ops.activations import Name as Activation
 def _chosen(method: str, kind: str, affine: bool) -> tuple[Any, dict[str, bool]]:
     """The class of a method's layers of a kind, and `affine` where that class knows it."""
     entry = METHODS.named(method)
-    if entry.affine:
-        return entry.block(kind), {"affine": affine}
-    if affine:
-        raise ValueError(
-            f"affine belongs to the methods {', '.join(with_affine())}; got method {method!r}: "
-            "use learn_scale='per_output', bias=True or both"
-        )
-    return entry.block(kind), {}
+    check_affine(method, affine)
+    return entry.block(kind), {"affine": affine} if entry.affine else {}
 
 
 def linear(
@@ -47,7 +41,7 @@ def linear(
     Arguments are those of `nn.Linear`; then `affine` (a learned gain and shift for each output, of
     rms the gain; not with the similarities and none), `scale` (a number, fixed), `learn_scale`
     (`True`: one learned scale, `"per_output"`: one for each output, starting at `scale` or 1),
-    `activation` (`"relu"`).
+    `activation` (`"relu"`, `"gelu"`).
 
     >>> linear("layer", 8, 4, activation="relu")(torch.randn(2, 8)).shape
     torch.Size([2, 4])

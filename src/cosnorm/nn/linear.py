@@ -20,7 +20,7 @@ class CosineLinear(nn.Module):
     asked for), so its state_dict loads into a layer with the same `bias`.
 
     Args:
-        in_features, out_features, bias, device, dtype: as nn.Linear, but bias=False.
+        in_features, out_features, bias, device, dtype: as nn.Linear, but no bias unless asked for.
         centered: Pearson correlation instead of the cosine.
         scale: fixed factor, or where a learned one starts (1 if None).
         learn_scale: True for one learned factor, "per_output" for one each.

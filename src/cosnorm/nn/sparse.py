@@ -22,7 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from cosnorm.methods import METHODS
+from cosnorm.checks import check_bias
+from cosnorm.methods import METHODS, check_affine
 from cosnorm.nn.baselines import RootMeanSquare, group_count
 from cosnorm.nn.scale import LearnScale, add_scale, reset_scale
 
@@ -244,6 +245,8 @@ class SparseLinear(nn.Module):
             )
         if activation not in (None, "relu"):
             raise ValueError(f"activation must be None or 'relu'; got {activation!r}")
+        check_affine(method, affine)
+        check_bias(type(self).__name__, bias)
         self.method, self.activation, self.in_features = method, activation, in_features
         self.mode = method if method in ("pearson", "cosine", "weight") else "none"
         table = torch.empty(in_features, out_features)
@@ -274,6 +277,11 @@ class SparseLinear(nn.Module):
             raise ValueError(
                 f"input must be sparse CSR with {self.in_features} columns; got {input.layout} of "
                 f"shape {tuple(input.shape)}: call input.to_sparse_csr()"
+            )
+        if input.dtype != self.weight.dtype:
+            raise TypeError(
+                f"input must have the dtype of the weights, {self.weight.dtype}; got "
+                f"{input.dtype}: call input.to({self.weight.dtype})"
             )
         with torch.autocast(input.device.type, enabled=False):
             sink = self.pending if self.deferred else None

@@ -110,12 +110,13 @@ def is_early(spec: Spec, weight: Tensor, scale: Tensor | None, dtype: torch.dtyp
     is cheaper there than one over those of y. What rounds a similarity to over 1 is taken care of
     where rows and weights are rounded. dtype: of the product.
 
-    A cosine of weights of that dtype has neither x nor w rounded in its product, which counts where
-    most of it cancels, as with inputs far from zero: it stays so. So do layers in float16: the
-    gradient of a row of length 1 may lie below its range where that of x does not.
+    Rows and weights are rounded once more for it, which counts where most of a product cancels, as
+    with a large direction that all inputs share. A plain layer rounds wider weights too; where it
+    rounds nothing, x stays as it is. So it does in float16: the gradient of a row of length 1 may
+    lie below its range where that of x does not.
     """
     return (
-        (spec.centered or weight.dtype.itemsize > 2)
+        keeps_unit(dtype, weight)
         and spec.geometry is None
         and spec.activation is None
         and spec.gain == 1

@@ -25,10 +25,12 @@ from cosnorm.study.names import NETWORKS
 class Recipe:
     """What all layers of a network share.
 
-    method: one of `cosnorm.methods`. bias: a bias in every layer.
+    method: one of `cosnorm.methods`.
+    bias: a bias in every layer.
     affine: re-scaling and re-shifting in hidden layers. Those of the similarities and of none are
         the layer's own: a learned scale for each output, and the bias.
-    scale, scale_start: the last layer's, "learned" (one number), "fixed" or "per_class".
+    scale: the last layer's, "learned" (one number), "fixed" or "per_class".
+    scale_start: the number that it is, or starts at.
     bn_momentum, bn_eps: of batch normalisation.
     """
 

@@ -137,6 +137,7 @@ DATASETS: Registry[DatasetEntry] = Registry(
         ),
     ),
 )
+"""Published data sets, and yours that have a name, for `--dataset`."""
 
 # The user's own data, by the kind of file or folder; readers are given its path.
 OWN = {
@@ -181,6 +182,7 @@ NETWORKS: Registry[NetworkEntry] = Registry(
         NetworkEntry("small_conv", "cosnorm.study.models:small_conv", images=True, settings=_SMALL),
     ),
 )
+"""Networks, for `--network`."""
 
 PIPELINES: Registry[PipelineEntry] = Registry(
     "pipeline",
@@ -189,6 +191,7 @@ PIPELINES: Registry[PipelineEntry] = Registry(
         PipelineEntry("tf_cifar", f"{_DATA}.pipelines:tf_cifar", settings=("flip",)),
     ),
 )
+"""Ways from stored rows to a network, augmentation included, for `--pipeline`."""
 
 METRICS: Registry[MetricEntry] = Registry(
     "metric",
@@ -199,6 +202,7 @@ METRICS: Registry[MetricEntry] = Registry(
         MetricEntry("train_error", "train error (%)", least=0.1),
     ),
 )
+"""Numbers of every evaluation, each with a curve in the report."""
 
 LOGGERS: Registry[LoggerEntry] = Registry(
     "logger",
@@ -207,3 +211,4 @@ LOGGERS: Registry[LoggerEntry] = Registry(
         LoggerEntry("mlflow", "cosnorm.study.runs.logs:MLflow", "cosnorm[mlflow]"),
     ),
 )
+"""Places where numbers are told to, besides run folders, for `--log`."""

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -272,6 +273,30 @@ def test_several_logs_each_by_itself(tmp_path):
 def test_the_same_log_twice_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="--log tensorboard is given twice: give each viewer"):
         loggers_named(["tensorboard", "mlflow", "tensorboard"], tmp_path)
-    with pytest.raises(ConfigError, match="--log must be one of tensorboard, mlflow; got 'wandb'"):
+    with pytest.raises(ConfigError, match="one of tensorboard, mlflow; got 'wandb': for several"):
         loggers_named(["tensorboard", "wandb"], tmp_path)
     assert loggers_named(None, tmp_path) == []
+
+
+class Slow(ByHeart):
+    """A logger whose package takes long to load, and each of its lines long to write."""
+
+    def begin(self, name, config):
+        time.sleep(2)
+        super().begin(name, config)
+
+    def add(self, step, when, numbers):
+        time.sleep(0.5)
+        super().add(step, when, numbers)
+
+
+def test_what_a_log_takes_is_not_the_runs_time(tmp_path):
+    logger = Slow(tmp_path)
+    _, outcome = trained(tmp_path / "run", logger)
+    taken = 2 + 0.5 * len(logger.added)
+    begun = time.perf_counter()
+    trained(tmp_path / "again", None)
+    alone = time.perf_counter() - begun
+    assert taken > 2.5
+    assert outcome.summary["seconds"] < alone + 0.5 * taken
+    assert metrics(tmp_path / "run")[-1]["examples_per_second"] > 10 / 0.5

@@ -1,6 +1,7 @@
 """Seeds as one: each run as it would be alone, in a folder of its own, stopped and begun again."""
 
 import json
+import time
 
 import pytest
 import torch
@@ -40,9 +41,9 @@ def jobs_in(place, chosen):
     return [Job(config, LocalStorage(place / config.name)) for config in chosen]
 
 
-def made(place, chosen, stop=None, **options):
+def made(place, chosen, stop=None, watcher=Notes, **options):
     """The runs as one, in `place`; their outcomes and watchers."""
-    notes = [Notes() for _ in chosen]
+    notes = [watcher() for _ in chosen]
     stop = stop or StopAfter(-1)
     jobs = jobs_in(place, chosen)
     outcomes = run_together(jobs, vector_data(), notes, stop=stop, **options)
@@ -215,6 +216,18 @@ def test_a_seed_that_diverges_leaves_the_others(tmp_path, monkeypatch):
 def test_runs_that_learn_nothing_are_given_up_one_by_one(tmp_path):
     statuses, _ = made(tmp_path, configs(), give_up=GiveUp(step=6, error=-1.0))
     assert statuses == ["untrained"] * 3
+
+
+class Slow(Notes):
+    def begin(self, *told):
+        time.sleep(1)
+        super().begin(*told)
+
+
+def test_what_watchers_take_is_no_runs_time(tmp_path):
+    made(tmp_path, configs(), watcher=Slow)
+    for folder in tmp_path.iterdir():
+        assert json.loads((folder / "summary.json").read_text())["seconds"] < 2
 
 
 def test_two_commands_at_once(tmp_path):

@@ -138,3 +138,18 @@ def test_an_option_that_is_wrong_is_not_the_folders_fault(saved):
         HubNetwork.from_pretrained(saved[1], foo=1)
     with pytest.raises(ValueError, match="map_location must be a device of this machine; got 'no'"):
         HubNetwork.from_pretrained(saved[1], map_location="no")
+    with pytest.raises(ValueError, match="of this machine; got 'meta'"):
+        HubNetwork.from_pretrained(saved[1], map_location="meta")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu:0", torch.device("cpu"), torch.device("cpu", 0)])
+def test_a_device_in_any_form(saved, device):
+    again = HubNetwork.from_pretrained(saved[1], map_location=device)
+    for name, tensor in saved[0].state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor)
+
+
+def test_whatever_the_default_device_is(saved):
+    with torch.device("meta"):
+        again = HubNetwork.from_pretrained(saved[1])
+    assert not any(tensor.is_meta for tensor in again.state_dict().values())

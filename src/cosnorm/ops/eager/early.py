@@ -14,13 +14,15 @@ from torch import Tensor
 
 from cosnorm.ops.eager import boxes
 from cosnorm.ops.reference.numerics import weight_stats
-from cosnorm.ops.spec import Spec, keeps_unit
+from cosnorm.ops.spec import Spec
 
 
 def forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, spec: Spec, keep: bool
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """As `steps.forward`, of rows; in place of y it keeps nothing."""
+    """As `steps.forward`, of rows; in place of y it keeps nothing, and v always: a copy is made of
+    weights that are wider.
+    """
     stats = weight_stats(weight, bias, spec.centered)
     rnorm, mean = boxes.fields(x, weight.shape[2:], spec, bias is not None)
     v = _units(weight, stats).to(x.dtype)
@@ -30,7 +32,7 @@ def forward(
     y = y.clamp(-1, 1).to(x.dtype)
     if not keep:
         return y, []
-    return y, [None, rnorm, mean, stats, v if keeps_unit(x.dtype, weight) else None]
+    return y, [None, rnorm, mean, stats, v]
 
 
 def backward(
@@ -44,14 +46,13 @@ def backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """(dx, dv, the same of the bias's entry): the last step of the weights is still due."""
     _, rnorm, mean, stats, v = kept
-    assert rnorm is not None and stats is not None
+    assert rnorm is not None and stats is not None and v is not None
     hat = _rows(x, rnorm, mean)
     dx, dv, dvb = None, None, None
     if need[1] or need[2]:
         dv = dy.t() @ hat.to(x.dtype)
         dvb = None if bias is None else (dy * _one(rnorm, mean)).sum(0)
     if need[0]:
-        v = _units(weight, stats).to(x.dtype) if v is None else v
         dx = (dy @ v).to(rnorm.dtype)
         pull, total = (dx * hat).sum(1, keepdim=True), dx.sum(1, keepdim=True)
         if bias is not None:

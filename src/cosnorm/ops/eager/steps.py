@@ -46,7 +46,7 @@ class Unit(NamedTuple):
 def forward(
     input: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, spec: Spec, keep: bool
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """y, and of what backward keeps: y or c, 1/|x|, μx, (1/|w|, μw) and v."""
+    """y, and of what backward keeps: y or c (`early`: None), 1/|x|, μx, (1/|w|, μw) and v."""
     with full_precision(input):
         if spec.geometry is None and input.dim() != 2:
             lead, x = input.shape[:-1], input.reshape(-1, input.shape[-1])
@@ -171,13 +171,12 @@ def backward(
         value, rnorm, mean, stats, v = kept
         assert rnorm is not None and stats is not None
         x = input
-        if is_early(spec, weight, scale, product_dtype(input)):
+        if value is None:  # `early`
             x, grad = (t.reshape(-1, t.shape[-1]) for t in (input, grad))
             dx, dw, db = early.backward(grad, x, weight, bias, kept, spec, need)
             if dw is not None:
                 dw, db = project(dw, db, weight, bias, stats, 1.0, spec)
             return _shaped(dx, input), dw, db, None
-        assert value is not None
         if spec.geometry is None:
             x, grad, value = (t.reshape(-1, t.shape[-1]) for t in (input, grad, value))
             kept = [value, *kept[1:]]

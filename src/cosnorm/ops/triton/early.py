@@ -21,7 +21,7 @@ def forward(
     plan: Plan,
     keep: bool,
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """y, and of what backward keeps the statistics, and v where it is a cast copy."""
+    """y, and of what backward keeps the statistics, and v, the copy of wider weights."""
     if plan.several and torch.cuda.current_device() != plan.index:
         with torch.cuda.device(plan.index):
             return forward(input, weight, bias, scale, plan, keep)
@@ -40,14 +40,14 @@ def forward(
     arena = torch.empty(plan.arena, dtype=torch.float32, device=plan.device)
     hat = torch.empty((plan.rows[0], plan.pitch), dtype=plan.dtype, device=plan.device)
     v = torch.empty((plan.units, plan.pitch), dtype=plan.dtype, device=plan.device)
-    plan.launches["normalise", True, False, True, False](
+    plan.launches["normalise", True, False, False](
         stream, (at_x, at_w, at_b, v.data_ptr(), hat.data_ptr(), arena.data_ptr(), None, None),
         (x, w, b, v, hat, arena, None, None),
     )  # fmt: skip
     y = product(plan, hat, v, None)
     if plan.shaped is not None:
         y.resize_(plan.shaped)  # no view: callers may change y in place
-    return y, [arena, v if plan.keeps_unit else None] if keep else []
+    return y, [arena, v] if keep else []
 
 
 def backward(
@@ -65,7 +65,7 @@ def backward(
             return backward(grad, input, weight, bias, scale, kept, plan, need)
     stream = stream_of(plan.index) if plan.on_cuda else 0
     arena, unit = kept
-    assert arena is not None
+    assert arena is not None and unit is not None
     # What was saved comes back as hooks give it: other places, and other orders in memory.
     x, w, b, dy = laid(input, plan), weight, bias, laid(grad, plan)
     at_x, at_w, at_b, at_arena = x.data_ptr(), w.data_ptr(), None, arena.data_ptr()
@@ -79,22 +79,18 @@ def backward(
         b = b if b.is_contiguous() and not b.data_ptr() & 15 else flat(b)
         at_b = b.data_ptr()
     (rows, depth), fields, units = plan.rows, need[0], need[1] or need[2]
-    hat = shares = at_hat = at_shares = at_v = None
+    hat = shares = at_hat = at_shares = None
     if units:
         hat = torch.empty((rows, depth), dtype=plan.dtype, device=plan.device)
         at_hat = hat.data_ptr()
         if b is not None:
             shares = torch.empty((plan.blocks, plan.units), dtype=torch.float32, device=plan.device)
             at_shares = shares.data_ptr()
-    again = unit is None and fields
-    v = w if unit is None else unit[:, :depth]  # without the bias's entry
-    if again:
-        v = torch.empty((plan.units, depth), dtype=plan.dtype, device=plan.device)
-        at_v = v.data_ptr()
-    if units or again or b is not None:
-        plan.launches["normalise", units, True, again, units and b is not None](
-            stream, (at_x, at_w, at_b, at_v, at_hat, at_arena, dy.data_ptr(), at_shares),
-            (x, w, b, v if again else None, hat, arena, dy, shares),
+    v = unit[:, :depth]  # without the bias's entry
+    if units or b is not None:
+        plan.launches["normalise", units, True, units and b is not None](
+            stream, (at_x, at_w, at_b, None, at_hat, at_arena, dy.data_ptr(), at_shares),
+            (x, w, b, None, hat, arena, dy, shares),
         )  # fmt: skip
     if not (fields or units):
         return None, None, None, None

@@ -1,7 +1,7 @@
 """Triton: the three passes of a layer whose rows are normalised before its product.
 
     normalise   x̂ = r_x (x-μx) | unit weights; y is their product, and nothing is left to do
-    normalise   x̂ again, and what the bias takes of dy | unit weights again; dv is made of x̂
+    normalise   x̂ again, of which dv is made, and what the bias takes of dy
     end_early   dx = r_x (dx₀ - mean(dx₀) - x̂⟨dx₀, x̂⟩) | projection of the weights' gradient
 
 The names are those of `kernels`; positions are rows. Rows and units are multiplied as they are
@@ -59,16 +59,12 @@ def unit_entries(w_ptr, v_ptr, base, out, size, mean, rnorm, even, odd, BW: tl.c
 @triton.jit
 def early_unit(
     row, w_ptr, bias_ptr, v_ptr, stats_ptr, units, size, pitch,
-    CENTERED: tl.constexpr, BIAS: tl.constexpr, KNOWN: tl.constexpr, BW: tl.constexpr,
+    CENTERED: tl.constexpr, BIAS: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
     """v = (w - μw) / |w - μw|, in rows of `pitch`, which end in the bias's entry and zeros."""
-    if KNOWN:
-        rnorm = tl.load(stats_ptr + row)
-        mean = tl.load(stats_ptr + units + row)
-    else:
-        rnorm, mean = row_stats(row, w_ptr, bias_ptr, size, CENTERED, BIAS, BW)
-        tl.store(stats_ptr + row, rnorm)
-        tl.store(stats_ptr + units + row, mean)
+    rnorm, mean = row_stats(row, w_ptr, bias_ptr, size, CENTERED, BIAS, BW)
+    tl.store(stats_ptr + row, rnorm)
+    tl.store(stats_ptr + units + row, mean)
     low: tl.constexpr = v_ptr.dtype.element_ty
     less = shorter(low)
     base = row.to(tl.int64) * size
@@ -151,11 +147,10 @@ def early_rows(
 def normalise(
     x_ptr, w_ptr, bias_ptr, v_ptr, out_ptr, kept_ptr, dy_ptr, shares_ptr,
     positions, depth, pitch, units, shift,
-    CENTERED: tl.constexpr, BIAS: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr,
-    KNOWN: tl.constexpr, DBIAS: tl.constexpr, EXACT: tl.constexpr, BP: tl.constexpr,
-    BC: tl.constexpr, BW: tl.constexpr,
+    CENTERED: tl.constexpr, BIAS: tl.constexpr, ROWS: tl.constexpr, KNOWN: tl.constexpr,
+    DBIAS: tl.constexpr, EXACT: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
-    """Forward, and KNOWN, with statistics that are there, backward.
+    """Forward, units too, and KNOWN, with statistics that are there, backward.
 
     Backward with a BIAS leaves Σ_k dy·v_b of every row in the place of s, and DBIAS a block's share
     of every unit's Σ dy·r_x, or (1-μx) of it. ROWS: x̂ is written.
@@ -166,12 +161,11 @@ def normalise(
     if CENTERED:
         stats_ptr += positions
     pid = tl.program_id(0)
-    if UNITS:
+    if not KNOWN:
         if pid < units:
             early_unit(
-                pid, w_ptr, bias_ptr, v_ptr, stats_ptr, units, depth, pitch,
-                CENTERED, BIAS, KNOWN, BW,
-            )  # fmt: skip
+                pid, w_ptr, bias_ptr, v_ptr, stats_ptr, units, depth, pitch, CENTERED, BIAS, BW
+            )
         pid -= units
     if pid >= 0:
         pos = (pid * BP + tl.arange(0, BP))[:, None]

@@ -228,16 +228,15 @@ class Plan:
         inner, outer, window = self._window()
         return [inner[2], outer[2], *window[2::3]]
 
-    def _normalise(self, rows: bool, known: bool, units: bool, need_bias: bool) -> Launch:
+    def _normalise(self, rows: bool, known: bool, need_bias: bool) -> Launch:
         name = "renormalise" if known else "normalise"
         (positions, _, depth), walk, programs = self._over(name, INPUT)
         pitch = self.pitch if not known else depth
         numbers = (positions, depth, pitch, self.units, self.shift)
-        wanted = rows or not known or self.bias
-        count = (programs if wanted else 0) + (self.units if units else 0)
+        count = programs + (0 if known else self.units)
         return Launch(
             early_kernels.normalise, count, numbers, CENTERED=self.spec.centered, BIAS=self.bias,
-            UNITS=units, ROWS=rows, KNOWN=known, DBIAS=need_bias, EXACT=depth % walk["BC"] == 0,
+            ROWS=rows, KNOWN=known, DBIAS=need_bias, EXACT=depth % walk["BC"] == 0,
             BP=walk["BP"], BC=walk["BC"], BW=tuning.ROW,
         )  # fmt: skip
 

@@ -109,7 +109,8 @@ Logger = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME",
-        help=f"Copy the metrics for a viewer, as files under OUT: {', '.join(LOGGERS)}, or both.",
+        help=f"Copy the metrics for a viewer, as files under OUT: {', '.join(LOGGERS)}; may be "
+        "given several times.",
         autocompletion=completing(LOGGERS),
     ),
 ]

@@ -156,7 +156,10 @@ def logger_named(name: str, out: str | Path) -> Logger:
     Refused where there is none of that name, or where its package is missing.
     """
     if name not in LOGGERS:
-        raise ConfigError(f"--log must be one of {', '.join(LOGGERS)}; got {name!r}")
+        raise ConfigError(
+            f"--log must be one of {', '.join(LOGGERS)}; got {name!r}: for several, give --log "
+            "several times"
+        )
     entry = LOGGERS[name]
     if str(out).startswith("s3://"):
         raise ConfigError(

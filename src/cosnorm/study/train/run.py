@@ -44,7 +44,8 @@ def run(
     """Begin the run in `out`, go on with it, or say that it is over, and what it has lost since.
 
     out: the run folder, made where there is none; refused where it is of a run with other settings.
-    data_dir, dataset: where the data lies, or the data itself if it was loaded before.
+    data_dir: where the data lies.
+    dataset: the data itself, if it was loaded before.
     checkpoint_seconds: time between checkpoints, what a crash may cost; None for what takes no
         more than a fiftieth of the time.
     keep_checkpoints: keep the last two when the run is over, too.

@@ -27,7 +27,10 @@ from cosnorm.study.train.learner import Learner
 
 
 class Clock:
-    """Seconds of the whole run, over all its sessions, and the rate of training alone."""
+    """Seconds of the whole run, over all its sessions, and the rate of training alone.
+
+    What those take who look on (a viewer's package to load, say) is neither's.
+    """
 
     def __init__(self, before: float, step: int) -> None:
         self._start = time.perf_counter() - before
@@ -51,6 +54,12 @@ class Clock:
         """Whether `every` seconds are over; with None, 50 times as long as saving takes, or 1 s."""
         pause = max(1.0, 50 * self._cost) if every is None else every
         return time.perf_counter() - self._saved >= pause
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        begun = time.perf_counter()
+        yield
+        self._start += time.perf_counter() - begun
 
     @contextmanager
     def saving(self) -> Iterator[None]:
@@ -170,6 +179,10 @@ class Session:
         """Whether it is time for a checkpoint, and there is something new to save."""
         return self.step > self.saved and self.clock.is_time_to_save(every)
 
+    def begin(self) -> None:
+        """Tell that it begins, or goes on."""
+        self.watcher.begin(self.config, self.step, self.total, self.learner.batches.size)
+
     def save(self) -> None:
         """A checkpoint of this step."""
         self.learner.wait()  # for training, which is not what saving costs
@@ -193,7 +206,10 @@ class Session:
         self.learner.wait()
         line = self.evaluation(self.clock.rate(self.step))
         self.folder.append_metrics(line)
-        return self.told(line)
+        with self.clock.telling():
+            is_of_numbers = self.told(line)
+        self.clock.restart(self.step)
+        return is_of_numbers
 
     def evaluation(self, rate: float) -> dict[str, Any]:
         """What there is to say of this step; rate: steps a second since the last evaluation."""
@@ -222,7 +238,6 @@ class Session:
         """Tell of an evaluation that is in the metrics; returns whether it is one of numbers."""
         self.evaluated.add(self.step)
         self.watcher.evaluation(line)
-        self.clock.restart(self.step)
         return math.isfinite(line["train_loss"]) and math.isfinite(line["test_error"])
 
     @torch.no_grad()

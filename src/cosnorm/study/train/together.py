@@ -121,8 +121,9 @@ class Round:
     def __call__(self) -> dict[Session, Outcome]:
         first, learner = self.going[0], self.learner
         step, total = first.step, first.total
-        for session in self.going:
-            session.watcher.begin(session.config, step, total, learner.batches.size)
+        with self._telling():
+            for session in self.going:
+                session.begin()
         learner.batches.begin(step)
         advance = captured(learner) if learner.capturable else learner.step
         for session in self.going:
@@ -159,14 +160,24 @@ class Round:
         lines = [s.evaluation(rate) for s, rate in zip(going, rates, strict=True)]
         with ThreadPoolExecutor(len(going)) as pool:
             list(pool.map(lambda s, line: s.folder.append_metrics(line), going, lines))
+        with self._telling():
+            are_of_numbers = [s.told(line) for s, line in zip(going, lines, strict=True)]
         self.going = []
-        for session, line in zip(going, lines, strict=True):
-            if not session.told(line):
+        for session, is_of_numbers in zip(going, are_of_numbers, strict=True):
+            session.clock.restart(session.step)
+            if not is_of_numbers:
                 self._end(session, "diverged")
             elif self.give_up is not None and self.give_up.on(session.step, session.raw_error):
                 self._end(session, "untrained")
             else:
                 self.going.append(session)
+
+    def _telling(self) -> ExitStack:
+        """What is told of one run is no time of any."""
+        telling = ExitStack()
+        for session in self.going:
+            telling.enter_context(session.clock.telling())
+        return telling
 
     def _end(self, session: Session, status: str) -> None:
         summary = session.finish(status, self.keep_checkpoints)

@@ -61,7 +61,8 @@ def train(
         keep_vocabulary(folder.storage, dataset, watcher)
         warn_of_short_batches(learner, watcher)
         _warn_of_single_steps(learner, watcher)
-        watcher.begin(config, run.step, run.total, learner.batches.size)
+        with run.clock.telling():
+            run.begin()
         learner.batches.begin(run.step)
         advance = captured(learner) if learner.capturable else learner.step
         run.clock.restart(run.step)

@@ -72,17 +72,21 @@ class HubNetwork(nn.Module, PyTorchModelHubMixin):
     def from_pretrained(cls, folder: str | Path, **options: Any) -> "HubNetwork":  # pyright: ignore[reportIncompatibleMethodOverride]
         """Read a folder that `save_pretrained` wrote; no server is asked, and no pickle is read.
 
-        options: `map_location`, a device. Raises RunError for anything else than such a folder.
+        Raises RunError for anything else than such a folder.
+
+        options: `map_location`, a device.
         """
         if not isinstance(folder, str | Path):
             raise TypeError(f"folder must be a path; got {type(folder).__name__} {folder!r}")
-        _check_options(options)
+        device = _checked_device(options)
         _check(Path(folder))
-        options |= {"local_files_only": True, "strict": True}  # not a choice
+        fixed = {"map_location": "cpu", "local_files_only": True, "strict": True}  # not a choice
         try:
             if differing := _differing(cls, Path(folder)):
                 raise ValueError(differing)
-            return super().from_pretrained(str(folder), **options)
+            with torch.device("cpu"):  # whatever the default is
+                network = super().from_pretrained(str(folder), **fixed)
+            return network.to(device)
         except Exception as error:  # whatever a file can hold
             why = " ".join(str(error).split())
             raise RunError(
@@ -105,17 +109,20 @@ def _differing(kind: type[HubNetwork], folder: Path) -> str | None:
     return None
 
 
-def _check_options(options: dict[str, Any]) -> None:
+def _checked_device(options: dict[str, Any]) -> torch.device:
     if unknown := sorted(options.keys() - _OPTIONS):
         raise TypeError(f"from_pretrained takes folder and map_location; got {unknown[0]}")
-    device = options.get("map_location", "cpu")
+    given = options.get("map_location", "cpu")
     try:
-        torch.empty(0, device=device)
+        device = torch.empty(0, device=given).device
+        if device.type == "meta":
+            raise ValueError("it holds no numbers")
     except Exception as error:  # whatever a device can lack
         raise ValueError(
-            f"map_location must be a device of this machine; got {device!r}: leave it out for the "
+            f"map_location must be a device of this machine; got {given!r}: leave it out for the "
             "CPU"
         ) from error
+    return device
 
 
 def _is_pickle(path: Path) -> bool:
