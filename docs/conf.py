@@ -90,5 +90,21 @@ def _below(name: str, value: object) -> list[str]:
     raise LookupError(f"nothing is said of {name} where it is made")
 
 
+def _short(
+    _app: Any,
+    _what: str,
+    _name: str,
+    _obj: object,
+    _options: Any,
+    told: str | None,
+    gives: str | None,
+) -> tuple[str | None, str | None]:
+    """Signatures of dataclasses come with the homes of their types, and with what is no Python."""
+    if told is not None:
+        told = re.sub(r"~(\w+\.)+", "", told).replace("<factory>", "{}")
+    return told, gives
+
+
 def setup(app: Any) -> None:
+    app.connect("autodoc-process-signature", _short)
     app.connect("autodoc-process-docstring", _marked, priority=400)  # before napoleon

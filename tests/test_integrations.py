@@ -297,3 +297,18 @@ def test_lora_refuses_our_layers_as_modules():
 
     with pytest.raises(ValueError, match=r"PearsonLinear.* is not supported"):
         get_peft_model(converted(), LoraConfig(target_modules=["3"]))
+
+
+def test_all_linear_is_what_is_left_plain():
+    """Which PEFT adapts; it passes our layers by."""
+    from peft import LoraConfig, get_peft_model
+
+    def made(skip):
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+        cosnorm.convert(model, skip=skip)
+        return get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
+
+    trained = {name for name, p in made(["2"]).named_parameters() if p.requires_grad}
+    assert trained and all(".2.lora_" in name for name in trained)
+    with pytest.raises(ValueError, match="No `target_modules` passed"):
+        made([])

@@ -256,8 +256,13 @@ def table(result: dict[str, Any], name: str, tail: str = "") -> str:
         lines.append(f"| {arm} | {' | '.join(cells)} |")
     facts, setting = result["environment"], result["setting"]
     told = f"{setting['dataset']}, {setting['rows'] or 'all'} rows, width {setting['width']}"
+    told += f", {_pace(setting)}, further from {setting['lr'] / 10:g}"
     place = f"{facts.get('gpu') or facts['cpu']}, torch {facts['torch']}"
     return "\n".join([*lines, "", f"Test error in percent, one seed: {told}. {place}."])
+
+
+def _pace(setting: dict[str, Any]) -> str:
+    return f"batches of {setting['batch']}, rate from {setting['lr']:g}"
 
 
 def in_short(results: Sequence[dict[str, Any]]) -> str:
@@ -275,8 +280,26 @@ def in_short(results: Sequence[dict[str, Any]]) -> str:
         lines.append(f"| {TITLES[name]} | {' | '.join(f'{error:.1f}' for error in cells)} |")
     facts, setting = results[0]["environment"], results[0]["setting"]
     told = f"{setting['epochs']} epochs, width {setting['width']}, all rows of {setting['dataset']}"
+    told += f", {_pace(setting)}, further from {setting['lr'] / 10:g}"
     place = f"{facts['gpu']}, torch {facts['torch']}"
     return "\n".join([*lines, "", f"Test error in percent, one seed: {told}. {place}."])
+
+
+def kept(results: Sequence[dict[str, Any]]) -> str:
+    """Errors of trained networks before and right after a calibrated conversion, one a row."""
+    lines = ["| network | plain | cosine | pearson |", "|---" * 4 + "|"]
+    for result in results:
+        name = next(iter(result["arms"])).split(":")[0]
+        plain = result["arms"][f"{name}: plain"][-1]
+        ours = (
+            result["arms"][f"{name}: {similarity}, calibrated, further"][0]
+            for similarity in ("cosine", "pearson")
+        )
+        cells = " | ".join(f"{error:.1f}" for error in (plain, *ours))
+        lines.append(f"| {TITLES[name]} | {cells} |")
+    facts, setting = results[0]["environment"], results[0]["setting"]
+    told = f"{setting['dataset']}, {setting['rows']} rows, {setting['epochs']} epochs"
+    return "\n".join([*lines, "", f"One seed: {told}. {facts['cpu']}, torch {facts['torch']}."])
 
 
 ARMS = {
@@ -296,7 +319,8 @@ def depthwise(results: Sequence[dict[str, Any]]) -> str:
         ends = [result["arms"].get(f"{name}: {arm}") for arm in ARMS.values()]
         cells = ["" if errors is None else f"{errors[-1]:.1f}" for errors in ends]
         setting = result["setting"]
-        told = f"{TITLES[name]}, {setting['rows']} rows, {setting['epochs']} epochs"
+        told = f"{TITLES[name]}, {setting['rows']} rows, {setting['epochs']} epochs, "
+        told += _pace(setting)
         lines.append(f"| {told} | {' | '.join(cells)} |")
     facts = results[0]["environment"]
     place = f"{facts.get('gpu') or facts['cpu']}, torch {facts['torch']}"

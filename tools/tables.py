@@ -251,6 +251,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "finetuning-convnext": lambda: finetuning.table(
         _load("cpu/finetuning/convnext-seed0.json"), "convnext", "further"
     ),
+    "which-trained": lambda: finetuning.kept(
+        [_load(f"cpu/finetuning/{name}-seed0.json") for name in ("resnet", "convnext")]
+    ),
     "depthwise": lambda: finetuning.depthwise(
         [_load(name) for name in _each("cpu/finetuning/[cm]*-seed*.json")]
     ),
