@@ -79,6 +79,13 @@ READINGS: dict[str, Reading] = {
     "bias": Reading(settings={"bias": True, "sparse": False}),
     "gain and shift": Reading(settings={"affine": True}),
 }
+# Which reading's run each method has, where it is not one for all of them; else the plan's.
+JOINED: dict[str, dict[str, str]] = {
+    "ten times the rate for layer alone": {"layer": "rate ten times"},
+    "that, and scale fixed 10 for cosine and pearson": {
+        "layer": "rate ten times", "cosine": "scale fixed 10", "pearson": "scale fixed 10"
+    },
+}  # fmt: skip
 TF: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "raw": lambda count, length: count,
     "log": lambda count, length: 1 + np.log(count),

@@ -4,11 +4,16 @@ import json
 from collections.abc import Sequence
 from itertools import combinations, product
 
+from tools.detective import JOINED
+
 from cosnorm.methods import PAPER_METHODS
 from cosnorm.study.claims.errors import STEADY_MARGIN, log_variance
 from cosnorm.study.report import PAPER, Group, Run
 from cosnorm.study.report.verdicts import mean_interval, verdict_of
 from tools import reproduction
+
+# Test errors by method, of a reading and its epochs.
+Readings = dict[tuple[str, int], dict[str, float | None]]
 
 
 def convergence() -> str:
@@ -91,18 +96,43 @@ def detective() -> str:
     found = [json.loads(path.read_text())["rows"] for path in paths if path.exists()]
     if not found:
         return "Not made yet."
-    rows = [row for part in found for row in part]
+    errors = _planned()
+    for row in (row for part in found for row in part):
+        place = errors.setdefault((row["reading"], row["epochs"]), {})
+        place[row["method"]] = row["test_error_mean"]
+    errors |= _joined(errors)
     paper_errors = {m: PAPER["20news"].results[m].test_error for m in PAPER_METHODS}
     lines = [["the paper", "", *(f"{error:.2f}" for error in paper_errors.values()), "0"]]
-    for reading, epochs in dict.fromkeys((row["reading"], row["epochs"]) for row in rows):
-        errors = {
-            row["method"]: row["test_error_mean"]
-            for row in rows
-            if (row["reading"], row["epochs"]) == (reading, epochs)
-        }
-        known = {m: e for m, e in errors.items() if e is not None}
+    for (reading, epochs), mine in errors.items():
+        known = {m: e for m, e in mine.items() if m in PAPER_METHODS and e is not None}
         off = [(known[m] - paper_errors[m]) ** 2 for m in known]
         cells_of = [f"{known[m]:.2f}" if m in known else "" for m in PAPER_METHODS]
         distance = f"{(sum(off) / len(off)) ** 0.5:.2f}" if len(off) == len(PAPER_METHODS) else ""
         lines.append([reading, str(epochs), *cells_of, distance])
     return reproduction.table(["reading", "epochs", *PAPER_METHODS, "distance"], lines)
+
+
+def _planned() -> Readings:
+    """The planned runs of the first seed, which are the plan's reading at its length."""
+    section = reproduction.whole("20news")
+    if section is None:
+        return {}
+    first = {
+        group.method: run.result("test_error_mean")
+        for group in section.groups
+        for run in group.runs
+        if run.seed == "0"
+    }
+    return {("plan", 200): first}
+
+
+def _joined(errors: Readings) -> Readings:
+    """Readings of which each method has its own, at the length of the planned runs."""
+    return {
+        (name, 200): {
+            method: errors.get((of.get(method, "plan"), 200), {}).get(method)
+            for method in PAPER_METHODS
+        }
+        for name, of in JOINED.items()
+        if all(method in errors.get((reading, 200), {}) for method, reading in of.items())
+    }

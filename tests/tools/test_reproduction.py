@@ -142,3 +142,18 @@ def test_readings_beside_the_paper(results):
     (results / "detective.json").write_text(json.dumps({"rows": rows[:-1]}))
     assert row(words.detective(), "near")[-1] == "1.00"
     assert row(words.detective(), "far")[-2:] == ["", ""]
+
+
+def test_readings_of_one_method_beside_the_planned_runs(results):
+    errors = {"pearson": 29.37, "cosine": 31.73, "batch": 43.94, "weight": 33.55, "layer": 41.29}
+    for method, error in errors.items():
+        write(results, "20news", method, 0, [error] * 200)
+    alone = {"reading": "rate ten times", "method": "layer", "epochs": 200}
+    (results / "detective.json").write_text(
+        json.dumps({"rows": [{**alone, "test_error_mean": 33.29}]})
+    )
+    told = words.detective()
+    assert row(told, "plan")[-1] == f"{8 / 5**0.5:.2f}"
+    assert row(told, "rate ten times")[-2:] == ["33.29", ""]
+    assert row(told, "ten times the rate for layer alone")[-1] == "0.00"
+    assert "for cosine and pearson" not in told
