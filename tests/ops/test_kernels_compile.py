@@ -8,7 +8,7 @@ pytestmark = pytest.mark.slow
 PROGRAM = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from cosnorm.ops.triton import early_kernels, kernels
+from cosnorm.ops.triton import kernels
 
 WIDE = {"kept_ptr", "maps_ptr", "total_ptr", "shares_ptr", "w_ptr", "dw_ptr"}
 
@@ -49,8 +49,8 @@ for flag in (False, True):
         build(kernels.spread, **constants)
     for known in (False, True):
         rows = {**common, "CENTERED": flag, "BIAS": flag, "EXACT": not flag, "BP": 32, "BC": 64}
-        build(early_kernels.normalise, **rows, ROWS=True, KNOWN=known)
-    build(early_kernels.end_early, **rows)
+        build(kernels.normalise, **rows, ROWS=True, KNOWN=known)
+    build(kernels.end_early, **rows)
 """
 
 

@@ -1,7 +1,7 @@
 """The activations that a layer fuses, each with its derivative. The kernels have a twin of each.
 
-To add one: an entry here, its twin in `triton/kernels.py`, its name in `Name`, and a case in the
-tests' table. Everything else, messages and layers included, reads this table.
+To add one: an entry here, its twin in `triton/kernels/numerics.py`, its name in `Name`, and a case
+in the tests' table. Everything else, messages and layers included, reads this table.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The passes of a linear layer whose rows are normalised before its product: `early_kernels`.
+"""The passes of a linear layer whose rows are normalised before its product: `kernels.early`.
 
 Forward is one launch and the product, which is y; nothing of y is kept. Backward makes x̂ again from
 x, which the layer before holds anyway: one launch, the two products, one launch.

@@ -16,7 +16,7 @@ from triton.compiler import CompiledKernel
 
 from cosnorm.ops.reference.numerics import compute_dtype, lift, product_dtype
 from cosnorm.ops.spec import Spec, is_early, keeps_unit, memory_format
-from cosnorm.ops.triton import early_kernels, kernels, tuning
+from cosnorm.ops.triton import kernels, tuning
 
 Shape = Sequence[int]
 
@@ -235,7 +235,7 @@ class Plan:
         numbers = (positions, depth, pitch, self.units, self.shift)
         count = programs + (0 if known else self.units)
         return Launch(
-            early_kernels.normalise, count, numbers, CENTERED=self.spec.centered, BIAS=self.bias,
+            kernels.normalise, count, numbers, CENTERED=self.spec.centered, BIAS=self.bias,
             ROWS=rows, KNOWN=known, DBIAS=need_bias, EXACT=depth % walk["BC"] == 0,
             BP=walk["BP"], BC=walk["BC"], BW=tuning.ROW,
         )  # fmt: skip
@@ -244,7 +244,7 @@ class Plan:
         (positions, _, depth), walk, programs = self._over("end_early", INPUT)
         count = (programs if fields else 0) + (self.units if units else 0)
         return Launch(
-            early_kernels.end_early, count, (positions, depth, self.units, self.shift, self.blocks),
+            kernels.end_early, count, (positions, depth, self.units, self.shift, self.blocks),
             CENTERED=self.spec.centered, BIAS=self.bias, FIELDS=fields, UNITS=units,
             BP=walk["BP"], BC=walk["BC"], BW=tuning.ROW,
         )  # fmt: skip

@@ -4,7 +4,7 @@
     normalise   x̂ again, of which dv is made, and what the bias takes of dy
     end_early   dx = r_x (dx₀ - mean(dx₀) - x̂⟨dx₀, x̂⟩) | projection of the weights' gradient
 
-The names are those of `kernels`; positions are rows. Rows and units are multiplied as they are
+The names are those of the room; positions are rows. Rows and units are multiplied as they are
 rounded, and their product is rounded once more: to keep it from going above 1, a vector that has
 become too long is rounded again with every other entry made a little shorter, and if that is not
 enough, with all of them.
@@ -13,7 +13,10 @@ enough, with all of them.
 import triton
 import triton.language as tl
 
-from cosnorm.ops.triton.kernels import channel_stats, direction, jit, project, row_stats
+from cosnorm.ops.triton.kernels.forward import channel_stats
+from cosnorm.ops.triton.kernels.numerics import direction
+from cosnorm.ops.triton.kernels.tiles import jit
+from cosnorm.ops.triton.kernels.units import project, row_stats
 
 
 @triton.jit
