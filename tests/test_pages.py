@@ -17,7 +17,7 @@ NOT_RUN = {
     ("README.md", 'pip install "torch>=2.11"   # the build for your machine, first'),
     (
         "README.md",
-        "make compare    # two minutes: five methods, five seeds, a data set that comes along",
+        "make compare    # a few minutes: five methods, five seeds, a data set that comes along",
     ),
     ("docs/start.md", 'pip install "torch>=2.11"'),
     ("docs/experiments.md", "cosnorm study learning-rates --out runs/learning-rates"),
