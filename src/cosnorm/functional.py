@@ -197,7 +197,7 @@ def cosine_linear(
         bias: (out,), the last entry of each weight vector; the input's is 1.
         centered: Pearson correlation instead of the cosine.
         scale: None, a number, or a tensor of shape (1,) or (out,), which may be learned.
-        activation: None, "relu" or "gelu", fused.
+        activation: None, "relu", "gelu", "silu" or "hardswish", fused.
 
     Returns:
         (…, out), in the dtype of `input`, under autocast in the autocast dtype.

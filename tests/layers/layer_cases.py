@@ -8,6 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from cosnorm.ops.activations import ACTIVATIONS
+
 # Repeatable, and without a clock: the first example of a process pays for imports.
 exhaustive = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 brief = settings(exhaustive, max_examples=40)
@@ -19,7 +21,7 @@ def ours(draw, units: int) -> dict[str, Any]:
     return {
         "centered": draw(st.booleans()),
         "scale": draw(st.sampled_from([None, 2.5, -0.5, "one", "per_output"])),
-        "activation": draw(st.sampled_from([None, "relu"])),
+        "activation": draw(st.sampled_from(list(ACTIVATIONS))),
     }
 
 

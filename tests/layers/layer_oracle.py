@@ -29,12 +29,24 @@ def direction(v: Tensor, centered: bool) -> Tensor:
     return torch.where(alive, v, 0.0) / torch.where(alive, norm2, 1.0).sqrt()
 
 
-def finish(c: Tensor, scale: float | Tensor | None, relu: bool, unit_dim: int) -> Tensor:
+# In elementary functions, apart from torch's own.
+ACTIVATIONS = {
+    None: lambda y: y,
+    "relu": lambda y: torch.where(y > 0, y, 0.0),
+    "gelu": lambda y: y * (1 + torch.erf(y / 2**0.5)) / 2,
+    "silu": lambda y: y / (1 + torch.exp(-y)),
+    "hardswish": lambda y: y * ((y + 3) / 6).clamp(0, 1),
+}
+
+
+def finish(
+    c: Tensor, scale: float | Tensor | None, activation: str | None, unit_dim: int
+) -> Tensor:
     """y = act(scale · c), the units along `unit_dim`."""
     if isinstance(scale, Tensor):
         scale = scale.reshape([-1 if i == unit_dim else 1 for i in range(c.dim())])
     y = c if scale is None else c * scale
-    return torch.where(y > 0, y, 0.0) if relu else y
+    return ACTIVATIONS[activation](y)
 
 
 def linear(x, w, b=None, *, centered=False, scale=None, activation=None) -> Tensor:
@@ -42,7 +54,7 @@ def linear(x, w, b=None, *, centered=False, scale=None, activation=None) -> Tens
         x = torch.cat([x, torch.ones_like(x[..., :1])], -1)
         w = torch.cat([w, b[:, None]], -1)
     c = similarity(x.unsqueeze(-2), w, centered)
-    return finish(c, scale, activation == "relu", c.dim() - 1)
+    return finish(c, scale, activation, c.dim() - 1)
 
 
 def padded_indices(length: int, before: int, after: int, mode: str) -> list[int | None]:
@@ -117,7 +129,7 @@ def conv(
         filters = torch.cat([filters, b.view(groups, -1, 1)], -1)
     c = similarity(fields[:, :, None], filters[None, :, :, None], centered)
     c = c.flatten(1, 2).unflatten(2, size)
-    return finish(c, scale, activation == "relu", 1)
+    return finish(c, scale, activation, 1)
 
 
 def flat_index(position: Sequence[int], shape: Sequence[int]) -> int:
@@ -163,7 +175,7 @@ def conv_transpose(
             filters = torch.cat([filters, b.view(1, groups, -1, 1)], -1)
         c = similarity(fields, filters, centered)
         values.append(c.expand(x.shape[0], *c.shape[1:]).flatten(1, 2))
-    return finish(torch.stack(values, -1).unflatten(2, size), scale, activation == "relu", 1)
+    return finish(torch.stack(values, -1).unflatten(2, size), scale, activation, 1)
 
 
 def reaching(out, size, kernel, stride, padding, dilation) -> list[tuple[tuple, tuple]]:

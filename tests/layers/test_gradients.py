@@ -29,6 +29,9 @@ OPTIONS = [
     (True, "one", None),
     (False, "per_output", "relu"),
     (False, -1.5, "relu"),
+    (True, "one", "gelu"),
+    (False, 4.0, "silu"),
+    (True, 5.0, "hardswish"),
 ]
 
 

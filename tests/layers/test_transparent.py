@@ -32,6 +32,8 @@ CHOICES = [
     {"centered": True, "activation": "relu", "bias": True, "scale": "each"},
     {"activation": "gelu", "bias": True, "scale": "one"},
     {"centered": True, "activation": "gelu", "scale": 2.0},
+    {"activation": "silu", "scale": "each"},
+    {"centered": True, "activation": "hardswish", "scale": 5.0},
 ]
 SLOW = pytest.mark.slow  # tracing with open sizes takes torch long
 TORCHS = {"aten", "prims"}

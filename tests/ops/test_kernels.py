@@ -73,6 +73,8 @@ TAILS = [
     (False, True, "each", 1.0, "gelu"),
     (True, False, None, 1.0, "relu"),
     (False, False, "one", 1.0, None),
+    (False, False, "each", 4.0, "silu"),
+    (False, True, None, 5.0, "hardswish"),
 ]
 
 
@@ -115,6 +117,8 @@ def test_linear(shape, similarity, half, device):
         (None, False, None),
         ("relu", True, "each"),
         ("gelu", 1, "one"),
+        ("silu", False, "each"),
+        ("hardswish", False, "one"),
     ):
         tensors = tensors_of(shape, (5, shape[-1]), bias, scale, device, dtype)
         check(Spec(similarity, activation), tensors, dtype)

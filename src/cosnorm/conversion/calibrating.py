@@ -155,6 +155,7 @@ def _convert(rehearsal: _Rehearsal, plan: Any) -> None:
     for layer, pattern in plan.patterns.items():
         graft(rehearsal.of[layer], copy.deepcopy(pattern))
         rehearsal.of[layer].scale = None  # pyright: ignore[reportArgumentType]
+        rehearsal.of[layer].activation = None  # pyright: ignore[reportArgumentType]  # behind it
     for layer in plan.fresh:
         rehearsal.of[layer].reset_parameters()  # pyright: ignore[reportCallIssue]
     for norm in plan.dropped:

@@ -33,12 +33,12 @@ class Call(NamedTuple):
 
 def source(call: Call) -> nn.Module | Fact:
     """The layer that a norm directly follows."""
-    before = _first_input(call.node)
+    before = first_input(call.node)
     layer = None if before is None else call.part.target(before)
     if before is None or layer not in call.planned or layer is None:
         return Fact.UNKNOWN if before is None or _hides(call, before) else Fact.OTHER
-    disturbed = _hooked(call.part, before, call.node) or _changed(call, before, [call.node])
-    others = [user for user in before.users if user is not call.node and not _asks_size(user)]
+    disturbed = hooked(call.part, before, call.node) or _changed(call, before, [call.node])
+    others = [user for user in before.users if user is not call.node and not asks_size(user)]
     if disturbed or (others and _changed(call, call.node, [])):
         return Fact.CHANGED
     return layer
@@ -56,18 +56,18 @@ def targets(call: Call, features: int) -> list[nn.Module] | Fact:
             if module in call.planned and module is not None:
                 if not _takes_rows(module, features) or user.all_input_nodes != [node]:
                     return Fact.OTHER
-                if _hooked(call.part, call.node, user):
+                if hooked(call.part, call.node, user):
                     return Fact.CHANGED
                 found.append(module)
                 ends.append(user)
             elif _keeps_rows(user, module):
                 pending.append(user)
-            elif not _asks_size(user):
+            elif not asks_size(user):
                 return Fact.UNKNOWN if _hides(call, user) else Fact.OTHER
     return Fact.CHANGED if ends and _changed(call, call.node, ends) else found
 
 
-def _first_input(node: fx.Node) -> fx.Node | None:
+def first_input(node: fx.Node) -> fx.Node | None:
     first = next(iter([*node.args, *node.kwargs.values()]), None)
     return first if isinstance(first, fx.Node) else None
 
@@ -115,13 +115,13 @@ def _is_torchs(thing: Any) -> bool:
     return home.split(".")[0] in ("torch", "_operator", "operator", "builtins", "math", "")
 
 
-def _asks_size(node: fx.Node) -> bool:
+def asks_size(node: fx.Node) -> bool:
     if node.op == "call_method":
         return node.target in _SIZES
     return node.target is getattr and node.args[1] in _SIZES
 
 
-def _hooked(part: Part, first: fx.Node, second: fx.Node) -> bool:
+def hooked(part: Part, first: fx.Node, second: fx.Node) -> bool:
     """Whether hooks run between two calls: on the modules, or on what holds only one of them."""
     one, two = (_path(node) for node in (first, second))
     names = (set(one) ^ set(two)) | {str(first.target), str(second.target)}
@@ -142,7 +142,7 @@ def _changed(call: Call, first: fx.Node, ends: Iterable[fx.Node]) -> bool:
     """
     tensors: set[fx.Node | None] = {first}
     if first is call.node:
-        tensors.add(_first_input(first))
+        tensors.add(first_input(first))
     waiting = set(ends)
     later = first.next
     while later.op != "root" and not (waiting and waiting <= {later}):

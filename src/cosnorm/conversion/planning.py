@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from cosnorm.conversion.account import Entry
+from cosnorm.conversion.fusing import Link, fusions
 from cosnorm.conversion.heads import Head, chosen_heads
 from cosnorm.conversion.layers import (
     can_never_learn,
@@ -51,22 +52,43 @@ class Plan:
     looked_for_head: bool
     scales: dict[nn.Module, Tensor] = field(default_factory=dict)  # from a batch of data, or saved
     has_state: bool = False
+    fused: dict[nn.Module, list[Link]] = field(default_factory=dict)
 
     @property
     def dropped(self) -> list[nn.Module]:
         return [norm for norm, verdict in self.norms.items() if verdict.goes]
 
+    @property
+    def taken_over(self) -> dict[nn.Module, list[nn.Module]]:
+        """The activations that go into layers, and these."""
+        found: dict[nn.Module, dict[nn.Module, None]] = {}
+        for layer, links in self.fused.items():
+            for link in links:
+                found.setdefault(link.activation, {})[layer] = None
+        return {activation: list(layers) for activation, layers in found.items()}
+
     def entries(self) -> list[Entry]:
         first = {module: name for name, module in reversed(self.names.items())}
+        taken_over = self.taken_over
         return [
-            self._entry(name, module, first)
+            self._entry(name, module, first, taken_over.get(module))
             for name, module in self.names.items()
-            if _is_layer(name, module)
+            if module in taken_over or _is_layer(name, module)
         ]
 
-    def _entry(self, name: str, module: nn.Module, first: Mapping[nn.Module, str]) -> Entry:
+    def _entry(
+        self,
+        name: str,
+        module: nn.Module,
+        first: Mapping[nn.Module, str],
+        into: Iterable[nn.Module] | None,
+    ) -> Entry:
+        """into: the layers that fuse an activation."""
         was = type(module).__name__
-        if module in self.norms:
+        if into is not None:
+            layers = ", ".join(_seen_from(name, first[layer]) for layer in into)
+            now, reason = "Identity", f"fused into {layers}"
+        elif module in self.norms:
             verdict = self.norms[module]
             layers = ", ".join(_seen_from(name, first[layer]) for layer in verdict.layers)
             rest = "Sequential" if module._modules else "Identity"
@@ -136,6 +158,7 @@ def make_plan(
     depthwise: bool | None,
     trial: Trial | None,
     state: Any = None,
+    fuse_activations: bool = False,
 ) -> Plan:
     """Settle what happens to every module; raises for arguments that fit nothing.
 
@@ -151,21 +174,39 @@ def make_plan(
     heads = chosen_heads(model, head, planned, reader)
     saved = None if state is None else Saved(state, model, names)
     norms: dict[nn.Module, Verdict] = {}
+    untouchable = {names[name] for name in untouched}
+    ran = trial.ran if trial else ()
     if drop_norms:
-        untouchable = {names[name] for name in untouched}
         is_unbiased = None if saved is None else lambda layer: not saved.has_bias(layer)
-        ran = trial.ran if trial else ()
         norms = judge(reader, names, set(layers), centered, ran, is_unbiased)
         norms = {norm: verdict for norm, verdict in norms.items() if norm not in untouchable}
-    if saved is not None:
-        plan = Plan(names, left, {}, heads, norms, set(), [], False)
-        return _as_saved(plan, similarity, saved)
-    unbiased = {layer for verdict in norms.values() for layer in verdict.unbiased}
-    patterns = {m: template(m, similarity, heads.get(m), m not in unbiased) for m in layers}
-    fresh = {layer for layer in layers if can_never_learn(layer, centered)}
-    fast_paths = _fast_paths(names, set(patterns))
-    looked = isinstance(head, str) and head == "auto"
-    return Plan(names, left, patterns, heads, norms, fresh, fast_paths, looked)
+    plan = Plan(names, left, {}, heads, norms, set(), [], False)
+    if saved is None:
+        plan = _anew(plan, similarity, layers, isinstance(head, str) and head == "auto")
+    else:
+        plan = _as_saved(plan, similarity, saved)
+    if fuse_activations:
+        plan.fused = fusions(reader, names, plan.patterns, plan.dropped, untouchable, ran)
+        for layer, links in plan.fused.items():
+            plan.patterns[layer].activation = links[0].name  # pyright: ignore
+    return plan
+
+
+def _anew(plan: Plan, similarity: str, layers: Iterable[nn.Module], looked_for_head: bool) -> Plan:
+    """The plan with the templates of the layers."""
+    unbiased = {layer for verdict in plan.norms.values() for layer in verdict.unbiased}
+    patterns = {
+        layer: template(layer, similarity, plan.heads.get(layer), layer not in unbiased)
+        for layer in layers
+    }
+    fresh = {layer for layer in layers if can_never_learn(layer, similarity == "pearson")}
+    return replace(
+        plan,
+        patterns=patterns,
+        fresh=fresh,
+        fast_paths=_fast_paths(plan.names, set(patterns)),
+        looked_for_head=looked_for_head,
+    )
 
 
 def _as_saved(plan: Plan, similarity: str, saved: Saved) -> Plan:

@@ -8,6 +8,7 @@ from torch import nn
 
 from cosnorm.conversion.account import Account
 from cosnorm.conversion.calibrating import Moments, calibrated
+from cosnorm.conversion.fusing import give_way
 from cosnorm.conversion.heads import Head
 from cosnorm.conversion.layers import check_adapters, graft, set_scale
 from cosnorm.conversion.norm_kinds import vanish
@@ -27,6 +28,7 @@ def convert(
     skip: Skip | Iterable[Skip] = (),
     head: Head = "auto",
     drop_norms: bool = False,
+    fuse_activations: bool = False,
     depthwise: bool | None = None,
     example: Example | None = None,
     calibrate: Example | None = None,
@@ -50,6 +52,9 @@ def convert(
         drop_norms: replace by `nn.Identity` every normalisation layer that is sure to follow a
             converted layer directly, or to make no difference to the converted layers into which
             alone it goes; a zero bias of theirs goes with it.
+        fuse_activations: let converted layers take over the activation modules behind them (ReLU,
+            GELU, SiLU, Hardswish) where nothing else sees what lies between; `nn.Identity` takes
+            their place. The model computes the same, with fewer passes over the output.
         depthwise: whether depthwise convolutions are converted; None for those with at least
             `FEWEST_DEPTHWISE` (49) entries, as 7×7. With few entries flat patches are blown up to
             full size, and a network errs far more.
@@ -78,14 +83,19 @@ def convert(
         >>> [entry.now for entry in convert(model)]
         ['PearsonLinear', 'PearsonLinear']
     """
-    model = _checked(model, similarity, drop_norms)
+    model = _checked(model, similarity)
+    for name, value in (("drop_norms", drop_norms), ("fuse_activations", fuse_activations)):
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False; got {value!r}")
     if not isinstance(depthwise, bool | None):
         raise TypeError(f"depthwise must be True, False or None; got {depthwise!r}")
     if state is not None:
         _check_alone(head, calibrate)
         check_in_memory(model, "state")
     trial = None if example is None else try_out(model, example)
-    plan = make_plan(model, similarity, skip, head, drop_norms, depthwise, trial, state)
+    plan = make_plan(
+        model, similarity, skip, head, drop_norms, depthwise, trial, state, fuse_activations
+    )
     statistics: dict[Any, Moments] = {}
     if state is not None:
         saved = Saved(state, model, plan.names)
@@ -103,6 +113,8 @@ def convert(
             module.scale.requires_grad_(module.weight.requires_grad)  # pyright: ignore
     for norm in plan.dropped:
         vanish(norm)
+    for activation in plan.taken_over:
+        give_way(activation)
     for module in plan.fast_paths:
         leave_fast_path(module)
     _fill(model, plan.fresh, statistics, state)
@@ -122,12 +134,10 @@ def _fill(
         model.load_state_dict(state, strict=False)  # tied tensors may be there by one name
 
 
-def _checked(model: nn.Module, similarity: str, drop_norms: bool) -> nn.Module:
+def _checked(model: nn.Module, similarity: str) -> nn.Module:
     """The model, out of a torch.compile wrapper; raises for what can't be converted."""
     if similarity not in ("pearson", "cosine"):
         raise ValueError(f"similarity must be 'pearson' or 'cosine'; got {similarity!r}")
-    if not isinstance(drop_norms, bool):
-        raise TypeError(f"drop_norms must be True or False; got {drop_norms!r}")
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module; got {type(model).__name__}")
     for module in model.modules():

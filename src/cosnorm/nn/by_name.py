@@ -41,7 +41,7 @@ def linear(
     Arguments are those of `nn.Linear`; then `affine` (a learned gain and shift for each output, of
     rms the gain; not with the similarities and none), `scale` (a number, fixed), `learn_scale`
     (`True`: one learned scale, `"per_output"`: one for each output, starting at `scale` or 1),
-    `activation` (`"relu"`, `"gelu"`).
+    `activation` (`"relu"`, `"gelu"`, …).
 
     >>> linear("layer", 8, 4, activation="relu")(torch.randn(2, 8)).shape
     torch.Size([2, 4])

@@ -24,7 +24,7 @@ class CosineLinear(nn.Module):
         centered: Pearson correlation instead of the cosine.
         scale: fixed factor, or where a learned one starts (1 if None).
         learn_scale: True for one learned factor, "per_output" for one each.
-        activation: None, "relu" or "gelu", fused.
+        activation: None, "relu", "gelu", "silu" or "hardswish", fused.
 
     Example:
         >>> CosineLinear(16, 5, activation="relu")(torch.randn(8, 16)).shape

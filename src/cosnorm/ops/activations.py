@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-Name = Literal["relu", "gelu"]
+Name = Literal["relu", "gelu", "silu", "hardswish"]
 
 
 class Activation(NamedTuple):
@@ -32,8 +32,20 @@ def _gelu_slope(x: Tensor) -> Tensor:
     return torch.special.ndtr(x) + x * density
 
 
+def _silu_slope(x: Tensor) -> Tensor:
+    share = torch.sigmoid(x)
+    return share * (1 + x * (1 - share))
+
+
+def _hardswish_slope(x: Tensor) -> Tensor:
+    inside = (x / 3 + 0.5).masked_fill(x >= 3, 1)
+    return inside.masked_fill(x <= -3, 0)
+
+
 ACTIVATIONS: dict[str | None, Activation] = {
     None: Activation(lambda x: x, torch.ones_like, 0, False),
     "relu": Activation(torch.relu, lambda x: (x > 0).to(x.dtype), 1, True),
     "gelu": Activation(torch.nn.functional.gelu, _gelu_slope, 2, False),
+    "silu": Activation(torch.nn.functional.silu, _silu_slope, 3, False),
+    "hardswish": Activation(torch.nn.functional.hardswish, _hardswish_slope, 4, False),
 }

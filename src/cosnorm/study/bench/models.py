@@ -43,6 +43,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--modes", type=names_of(MODES), default=["eager"], help=",".join(MODES))
     parser.add_argument("--variants", type=names_of(VARIANTS), default=list(VARIANTS),
                         help=",".join(VARIANTS) + "; plain is always among them")  # fmt: skip
+    parser.add_argument("--fuse", action="store_true",
+                        help="converted layers take over the activations behind them")  # fmt: skip
     parser.add_argument("--rounds", type=count, default=15)
     parser.add_argument("--out", help="write JSON here")
     options = parser.parse_args(argv)
@@ -54,7 +56,14 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def measure(model: str, mode: str, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """A row for each variant, their times as ratios to the model as it is, in the same mode."""
     cuda = options.device == "cuda"
-    place = (options.batch, options.size, options.autocast, options.channels_last, mode)
+    place = (
+        options.batch,
+        options.size,
+        options.autocast,
+        options.channels_last,
+        mode,
+        options.fuse,
+    )
     steps, rows = {}, {}
     for variant in options.variants:
         setting = Setting(model, variant, options.device, *place)
@@ -113,11 +122,12 @@ def main(argv: list[str]) -> int:
         for mode in options.modes:
             rows = measure(model, mode, options)
             dtype = options.autocast or "float32"
-            show(f"{model}, batch {options.batch} at {options.size}, {dtype}, {mode}", rows)
+            place = f"{model}, batch {options.batch} at {options.size}, {dtype}, {mode}"
+            show(place + (", activations fused" if options.fuse else ""), rows)
             results.append(
                 {"model": model, "mode": mode, "batch": options.batch, "size": options.size,
                  "autocast": options.autocast, "channels_last": options.channels_last,
-                 "variants": rows}
+                 "fuse": options.fuse, "variants": rows}
             )  # fmt: skip
             write(options.out, report)
             del rows

@@ -38,6 +38,7 @@ class Setting:
     autocast: str | None = None
     channels_last: bool = False
     mode: str = "eager"
+    fuse: bool = False  # whether converted layers take over activations
 
 
 class Step:
@@ -50,7 +51,8 @@ class Step:
         model = self.subject.model
         self.account: dict[str, int] = {}
         if setting.variant != "plain":
-            entries = convert(model, setting.variant, drop_norms=True)  # pyright: ignore
+            options: Any = {"drop_norms": True, "fuse_activations": setting.fuse}
+            entries = convert(model, setting.variant, **options)  # pyright: ignore
             self.account = dict(Counter(entry.now or "left" for entry in entries))
         model.train().to(self.device)
         if setting.channels_last:

@@ -10,6 +10,8 @@ from cosnorm.ops.reference.numerics import zero_floor
 FLOOR = tl.constexpr(zero_floor(torch.float32))
 _RELU = tl.constexpr(ACTIVATIONS["relu"].code)
 _GELU = tl.constexpr(ACTIVATIONS["gelu"].code)
+_SILU = tl.constexpr(ACTIVATIONS["silu"].code)
+_HARDSWISH = tl.constexpr(ACTIVATIONS["hardswish"].code)
 
 
 @triton.jit
@@ -19,6 +21,10 @@ def activate(x, ACT: tl.constexpr):
         x = tl.where(x < 0.0, 0.0, x)  # NaN passes
     if ACT == _GELU:
         x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    if ACT == _SILU:
+        x = x / (1.0 + tl.exp(-x))
+    if ACT == _HARDSWISH:
+        x = x * gate(x)
     return x
 
 
@@ -31,7 +37,20 @@ def slope(x, ACT: tl.constexpr):
     if ACT == _GELU:
         density = tl.exp(x * x * -0.5) * 0.3989422804014327
         d = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476)) + x * density
+    if ACT == _SILU:
+        share = 1.0 / (1.0 + tl.exp(-x))
+        d = share * (1.0 + x * (1.0 - share))
+    if ACT == _HARDSWISH:
+        d = tl.where(x <= -3.0, 0.0, tl.where(x >= 3.0, 1.0, x / 3.0 + 0.5))
     return d
+
+
+@triton.jit
+def gate(x):
+    """What a hard swish multiplies x by: from 0 at -3 in a line to 1 at 3."""
+    share = (x + 3.0) / 6.0
+    share = tl.where(share < 0.0, 0.0, share)  # NaN passes
+    return tl.where(share > 1.0, 1.0, share)
 
 
 @triton.jit
