@@ -1,6 +1,7 @@
 """Weight decay spared, vectors of length one after each step, rates logged and translated."""
 
 import copy
+import math
 import warnings
 
 import pytest
@@ -192,6 +193,24 @@ def test_an_optimiser_of_another_model_is_refused():
     optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
     with pytest.raises(ValueError, match="it updates none of 1: make it from this model's"):
         project_after_step(optimizer, model)
+
+
+def test_a_layer_of_which_a_part_is_frozen_is_no_reason_to_project():
+    model = nn.Sequential(CosineLinear(8, 4, bias=True))
+    model[0].bias.requires_grad_(False)
+    optimizer = torch.optim.SGD([model[0].weight], lr=0.1)
+    with pytest.raises(ValueError, match="with their biases; it updates none of 1"):
+        project_after_step(optimizer, model)
+
+
+@pytest.mark.parametrize("kind", [CosineLinear, PearsonLinear])
+@pytest.mark.parametrize("rows", [slice(None), slice(1)])
+def test_a_layer_that_has_diverged_has_no_rate(kind, rows):
+    model = kind(8, 4)
+    with torch.no_grad():
+        model.weight[rows] = torch.nan
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert math.isnan(effective_lr(model, optimizer)[""])
 
 
 def test_groups_spare_what_has_no_length():

@@ -83,7 +83,7 @@ def project(model: nn.Module) -> None:
     running statistics of batch norm blocks go along; their eps counts for more or less then.
     """
     for layer in _projected(model).values():
-        if not all(vector.requires_grad for vector in _vectors(layer)):
+        if not _is_trained(layer):
             continue
         found, means = lengths(layer), _means(layer)
         factors, means = torch.where(found > 0, 1 / found, 1.0), torch.where(found > 0, means, 0.0)
@@ -100,6 +100,11 @@ def project(model: nn.Module) -> None:
                 shift = 0 if getattr(layer, "bias", None) is None else layer.bias.double()
                 norm.running_mean.copy_((norm.running_mean.double() - shift) * factors + shift)
                 norm.running_var.copy_(norm.running_var * factors.square())
+
+
+def _is_trained(layer: nn.Module) -> bool:
+    """Whether all entries of the vectors are: a part alone can't be given another length."""
+    return all(vector.requires_grad for vector in _vectors(layer))
 
 
 def _projected(model: nn.Module) -> dict[str, Any]:
@@ -168,11 +173,11 @@ def project_after_step(optimizer: torch.optim.Optimizer, model: nn.Module) -> Re
             "the model must have scale-free layers whose weights no other module has; it has none: "
             "convert it first"
         )
-    if not any(layer.weight in updated for layer in layers.values()):
+    if not any(layer.weight in updated and _is_trained(layer) for layer in layers.values()):
         raise ValueError(
             "the optimiser must update weights of scale-free layers of the model that no other "
-            f"module has; it updates none of {len(layers)}: make it from this model's parameters, "
-            "after conversion"
+            f"module has, with their biases; it updates none of {len(layers)}: make it from this "
+            "model's parameters, after conversion"
         )
     project(model)
     return inner.register_step_post_hook(lambda *_: project(model))
@@ -244,7 +249,9 @@ def translated_lr(model: nn.Module, lr: float, *inputs: Any, **options: Any) -> 
     inputs, options: of a call of the model, such as a batch; it runs once, in evaluation mode.
         Layers that it does not run are left out.
 
-    Returns the rate of each layer by name; the median is a rate for all of them.
+    Returns the rate of each layer by name; the median is a rate for all of them. The dot products
+    are those of this model's inputs. Where `convert` dropped a norm in front of a layer, the model
+    of before had others: its rate stays if the layer was calibrated.
 
     >>> from cosnorm.nn import CosineLinear
     >>> model = nn.Sequential(CosineLinear(8, 4), CosineLinear(4, 2))
@@ -312,7 +319,7 @@ def lengths(layer: Any) -> Tensor:
     if not _is_centered(layer):
         return whole
     centred = torch.linalg.vector_norm(rows - rows.mean(1, keepdim=True), dim=1)
-    return torch.where(centred > _CONSTANT * whole, centred, 0.0)
+    return torch.where(centred <= _CONSTANT * whole, 0.0, centred)  # what is no number stays one
 
 
 def _means(layer: Any) -> Tensor:

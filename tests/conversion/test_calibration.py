@@ -64,6 +64,35 @@ def test_convolutions_are_scaled_channel_by_channel(dims, transposed):
     assert model[0].scale.shape == (4,) and model[0].learn_scale == "per_output"
 
 
+@pytest.mark.parametrize("dims", [0, 2])
+def test_a_norm_that_goes_may_have_turned_outputs_round(dims):
+    gains = torch.tensor([1.0, -1.0, 2.0, -2.0, 0.5, -0.5]).double()
+    kinds = (nn.Conv2d(5, 6, 1, bias=False), nn.BatchNorm2d(6)) if dims else (
+        nn.Linear(5, 6, bias=False), nn.BatchNorm1d(6)
+    )  # fmt: skip
+    model = nn.Sequential(*kinds, nn.ReLU()).double()
+    with torch.no_grad():
+        model[1].weight.copy_(gains)
+    x = torch.randn(4000, 5, *[1] * dims, dtype=torch.float64)
+    x = F.normalize(torch.cat([x, -x]), dim=1)  # of one length, outputs of mean zero
+    expected = model(x)
+    cosnorm.convert(model, "cosine", drop_norms=True, head=None, calibrate=x)
+    assert torch.equal(model[0].scale.detach() < 0, gains < 0)
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_scales_beyond_a_dtype_are_refused():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(512, 32, bias=False), nn.ReLU(), nn.Linear(32, 4)).half()
+    with torch.no_grad():
+        model[0].weight.mul_(12000)
+    x = torch.randn(64, 512).half()
+    assert model(x).isfinite().all()
+    with pytest.raises(ValueError, match=r"scales that torch.float16 holds; that of 0 goes up to"):
+        cosnorm.convert(model, calibrate=x)
+    assert type(model[0]) is nn.Linear
+
+
 def test_a_head_keeps_one_scale_and_the_account_tells():
     model, x = deep(), torch.randn(64, 12, dtype=torch.float64)
     account = cosnorm.convert(model, calibrate=x)

@@ -237,3 +237,27 @@ def test_a_norm_before_a_bias_that_is_there_by_another_name():
     state = {key: value for key, value in model.state_dict().items() if key != "two.bias"}
     cosnorm.convert(again, drop_norms=True, state=state)
     assert same(again, model) and isinstance(again.norm, nn.LayerNorm)
+
+
+class Caching(nn.Module):
+    """Makes a tensor when it is loaded, as some models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(3))
+        self.register_load_state_dict_post_hook(lambda module, _: module.keep())
+        self.keep()
+
+    def keep(self):
+        self.kept = self.gain.detach() * 2
+
+    def forward(self, x):
+        return x * (self.kept * self.gain).sum()
+
+
+def test_what_a_model_makes_while_it_loads_can_be_trained_with():
+    saved, again = (nn.Sequential(nn.Linear(4, 4), Caching(), nn.Linear(4, 2)) for _ in range(2))
+    cosnorm.convert(saved)
+    cosnorm.convert(again, state=saved.state_dict())
+    again(torch.randn(3, 4)).sum().backward()
+    assert again[1].gain.grad is not None

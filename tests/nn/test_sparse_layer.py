@@ -1,5 +1,6 @@
 """The sparse layer is the dense layer: values, gradients, state, and the steps of plain SGD."""
 
+import copy
 import warnings
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from cosnorm.methods import METHODS
 from cosnorm.nn.by_name import linear
 from cosnorm.nn.sparse import SparseLinear
+from cosnorm.testing import SLACK, error
 
 
 def csr(x):
@@ -92,18 +94,32 @@ def test_bias_and_scale_are_those_of_the_dense_layer(method, learn_scale):
         torch.testing.assert_close(found[name].double(), value, rtol=0, atol=close)
 
 
-@pytest.mark.parametrize("mean", [0.0, 100.0])
-def test_bias_beside_weights_with_a_large_mean(mean):
+@pytest.mark.parametrize("mean", [0.0, 0.03, 0.1, 1.0, 100.0])
+@pytest.mark.parametrize("bias", [False, True])
+def test_weights_with_a_large_mean(bias, mean):
+    """As exact as the dense layer, gradients too, but for the rounding of the mean itself."""
     torch.manual_seed(0)
-    sparse = SparseLinear("pearson", 2000, 8, bias=True)
+    sparse = SparseLinear("pearson", 2000, 8, bias=bias)
     with torch.no_grad():
         sparse.weight += mean
-        sparse.bias.normal_().add_(mean)
-    dense = linear("pearson", 2000, 8, bias=True).double()
+        if sparse.bias is not None:
+            sparse.bias.normal_().add_(mean)
+    dense = linear("pearson", 2000, 8, bias=bias)
     dense.load_state_dict(sparse.state_dict())
-    x = sparse_rows(4, 2000, density=0.1)
-    y, expected = sparse(csr(x)), dense(x.double())
-    assert float((y.double() - expected).abs().max().detach()) < (2e-3 if mean else 1e-6)
+    x, seed = sparse_rows(4, 2000, density=0.1), torch.randn(4, 8)
+    exact = copy.deepcopy(dense).double()
+    for layer, rows in ((sparse, csr(x)), (dense, x), (exact, x.double())):
+        layer.y = layer(rows)
+        layer.y.backward(seed.to(layer.y.dtype))
+    for of in (
+        lambda layer: layer.y.detach(), *(
+            lambda layer, name=name: getattr(layer, name).grad
+            for name in ("weight", "bias")[: 1 + bias]
+        )
+    ):  # fmt: skip
+        right = of(exact)
+        allowed = 2 * error(of(dense), right) + SLACK[torch.float32] + 1e-7 * mean
+        assert error(of(sparse), right) <= allowed
 
 
 @pytest.mark.filterwarnings("ignore:.*all weight vectors are constant")  # those of one column
@@ -162,16 +178,6 @@ def test_rows_of_any_magnitude():
         torch.testing.assert_close(layer(csr(factor * x)), expected)
 
 
-def test_weights_with_a_large_mean():
-    sparse, dense = pair("pearson", 2000, 8)
-    with torch.no_grad():
-        for layer in (sparse, dense):
-            layer.weight += 100
-    x = sparse_rows(4, 2000, density=0.1)
-    y, expected = sparse(csr(x)), dense(x.double())
-    assert float((y.double() - expected).abs().max().detach()) < 2e-3
-
-
 def test_bound():
     layer = SparseLinear("cosine", 3, 2)
     with torch.no_grad():
@@ -222,6 +228,15 @@ def test_gradients_of_two_passes_add_up():
     torch.testing.assert_close(deferred.weight, usual.weight, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("deferred", [False, True])
+def test_a_frozen_weight_stays(deferred):
+    layer = SparseLinear("cosine", 30, 4, bias=True)
+    layer.weight.requires_grad_(False)
+    layer.deferred = deferred
+    layer(csr(sparse_rows(5, 30))).sum().backward()
+    assert layer.pending == [] and layer.weight.grad is None and layer.bias.grad.any()
+
+
 def test_gradient_has_the_layout_of_the_weight():
     layer = SparseLinear("cosine", 30, 4)
     layer(csr(sparse_rows(5, 30))).sum().backward()
@@ -231,10 +246,14 @@ def test_gradient_has_the_layout_of_the_weight():
 
 def test_wrong_input_is_refused():
     layer = SparseLinear("cosine", 30, 4)
-    with pytest.raises(ValueError, match=r"sparse CSR with 30 columns; got torch.strided of"):
+    with pytest.raises(ValueError, match=r"rows of 30 columns; got torch.strided of"):
         layer(torch.rand(2, 30))
     with pytest.raises(ValueError, match=r"30 columns; got torch.sparse_csr of shape \(2, 31\)"):
         layer(csr(torch.rand(2, 31)))
+    with pytest.raises(ValueError, match=r"got torch.sparse_csr of shape \(2, 3, 30\): call"):
+        layer(torch.rand(2, 3, 30).to_sparse_csr())
+    with pytest.raises(ValueError, match=r"input must be sparse CSR, .*; got list: call"):
+        layer([1.0])
     with pytest.raises(ValueError, match=r"method must be one of pearson, .*, rms; got 'instance'"):
         SparseLinear("instance", 3, 3)
     with pytest.raises(ValueError, match="activation must be None or 'relu'; got 'gelu'"):

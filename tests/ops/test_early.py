@@ -93,6 +93,11 @@ ROUND_BADLY = {torch.float16: 56, torch.bfloat16: 112}  # lengths of flat vector
 
 def parallel(kind, count, size, dtype):
     """Vectors that round badly, which are weights and inputs both."""
+    if kind == "blocks":
+        return (torch.rand(count, 4) + 0.3).repeat_interleave(size // 4, 1).to(dtype)
+    if kind == "two values":
+        pairs = torch.rand(count, 2) + 0.5
+        return torch.where(torch.rand(count, size) < 0.5, *pairs.split(1, 1)).to(dtype)
     if kind == "flat":  # all entries of a vector round the same way
         return (torch.rand(count, 1) + 0.5).expand(count, size).contiguous().to(dtype)
     return torch.randn(count, size).to(dtype)
@@ -123,6 +128,25 @@ def test_no_similarity_is_above_one(bias, kind, choice, device):
             assert (1 - y.diagonal().float()).abs().max() < 1.6 * torch.finfo(w.dtype).eps
 
 
+@pytest.mark.parametrize("kind", ["flat", "blocks", "two values", "random"])
+@pytest.mark.parametrize("parts", [2, 8])
+def test_no_similarity_is_above_one_where_parts_of_a_sum_are_rounded(parts, kind, monkeypatch):
+    """As cuBLAS may do it: parts in two bytes, added up in four."""
+
+    def in_parts(_, hat, v, __):
+        pairs = zip(hat.chunk(parts, 1), v.chunk(parts, 1), strict=True)
+        rounded = [(h.float() @ u.float().t()).to(hat.dtype).float() for h, u in pairs]
+        return sum(rounded[1:], rounded[0]).to(hat.dtype)
+
+    backend.set_backend("triton")
+    monkeypatch.setattr(triton.early, "product", in_parts)
+    torch.manual_seed(0)
+    size, dtype = 64, HALF["cpu"]
+    w = torch.cat([parallel(kind, size, size, dtype) for _ in range(3)])
+    for similarity in SIMILARITIES[: 1 if kind == "flat" else 2]:
+        assert similarities(w, w, None, similarity).abs().max() <= 1
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1, 8, 64, 128, 512, 4096])
 @pytest.mark.parametrize("size", [64, 384, 896, 1024, 3584, 4096])
@@ -130,7 +154,9 @@ def test_no_similarity_is_above_one_whatever_way_the_product_goes(size, rows):
     """cuBLAS may split a sum into parts that it rounds before it adds them."""
     for units in (size, 4 * size):
         w = torch.randn(units, size, device="cuda").bfloat16()
-        w[: units // 2] = torch.rand(units // 2, 1, device="cuda").bfloat16() + 0.5
+        kinds = ("flat", "blocks", "two values")
+        for kind, some in zip(kinds, w[: units // 4 * 3].chunk(3), strict=True):
+            some.copy_(parallel(kind, len(some), size, torch.bfloat16))
         w = w[torch.randperm(units, device="cuda")]
         for similarity in SIMILARITIES:
             for x in w.split(rows)[:8]:
@@ -248,15 +274,26 @@ def test_some_gradients_alone(similarity, device):
         assert torch.equal(run(*tensors), whole[0])
 
 
+def moved(tensor):
+    buffer = torch.empty(2 * tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)
+    return buffer[1::2].view(tensor.shape).copy_(tensor)
+
+
+def spread(tensor):
+    """From the same round address on."""
+    buffer = tensor.new_zeros(*tensor.shape, 8)
+    return buffer[..., 0].copy_(tensor)
+
+
 @pytest.mark.parametrize("device", DEVICES)
-def test_saved_tensors_come_back_elsewhere(device):
+@pytest.mark.parametrize("wide", [True, False], ids=["early", "late"])
+@pytest.mark.parametrize("moved", [moved, spread])
+def test_saved_tensors_come_back_elsewhere(moved, wide, device):
     """What hooks return may begin at any address and have any strides."""
-
-    def moved(tensor):
-        buffer = torch.empty(2 * tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)
-        return buffer[1::2].view(tensor.shape).copy_(tensor)
-
     tensors = tensors_for("rows", True, device)[:3]
+    assert plan.plan_for(*tensors, None, Spec("pearson")).early
+    if not wide:  # weights as wide as the product
+        tensors[1:] = [t.to(HALF[device]) for t in tensors[1:]]
     leaves = [t.requires_grad_() for t in tensors]
     run = partial(direct.call, scale=None, kind=Kind(Spec("pearson")))
     seed = torch.randn_like(run(*leaves))

@@ -1,10 +1,11 @@
 """Scales from a batch of data: a converted network whose activations keep the size they had.
 
-    scale = rms(z) / rms(c)      of every output over the batch; z before conversion, c after it
+    scale = ± rms(z) / rms(c)      of every output over the batch; z before conversion, c after it
 
-A similarity has forgotten the lengths |x| and |w|; the scale puts their mean back, so a cosine
-layer whose inputs are all of one length computes what it did before. Layers are calibrated in the
-order in which they run, each on what the ones before it, already calibrated, give it.
+A norm behind the layer that goes may have turned an output round; then the scale is negative. A
+similarity has forgotten the lengths |x| and |w|; the scale puts their mean back, so a cosine layer
+whose inputs are all of one length computes what it did before. Layers are calibrated in the order
+in which they run, each on what the ones before it, already calibrated, give it.
 """
 
 import copy
@@ -98,6 +99,15 @@ def calibrated(model: nn.Module, plan: Any, batch: Example) -> Calibration:
         for layer, size in wanted.items()
     }
     rehearsal.run(hooks)
+    for layer, scale in scales.items():
+        dtype = plan.patterns[layer].weight.dtype
+        if not bool(scale.to(dtype).isfinite().all()):
+            name = next(name for name, module in plan.names.items() if module is layer)
+            raise ValueError(
+                f"calibrate must give scales that {dtype} holds; that of {name} goes up to "
+                f"{float(scale.abs().max()):.3g}: convert the model in a wider dtype, or leave "
+                "calibrate out"
+            )
     if wanted and not scales:
         raise ValueError(
             f"calibrate must give layers that are converted more than zeros; all of {len(wanted)} "
@@ -113,7 +123,8 @@ def calibrated(model: nn.Module, plan: Any, batch: Example) -> Calibration:
 def _sizes_before(rehearsal: _Rehearsal, plan: Any) -> dict[nn.Module, Tensor]:
     """The root mean square of each output of the layers to be converted.
 
-    Where a norm that goes has followed a layer, it is that of the norm's.
+    Where a norm that goes has followed a layer, it is that of the norm's, and negative where the
+    norm has turned the output round.
     """
     sizes: dict[nn.Module, Tensor] = {}
     makers = WeakTensorKeyDictionary()  # the layer of each output
@@ -127,9 +138,11 @@ def _sizes_before(rehearsal: _Rehearsal, plan: Any) -> dict[nn.Module, Tensor]:
         return hook
 
     def replaced(norm: nn.Module, inputs: tuple, options: dict[str, Any], output: Tensor) -> None:
-        maker = makers.get(next(iter((*inputs, *options.values()))))
-        if maker is not None and (size := _rms(output, rehearsal.of[maker])) is not None:
-            sizes[maker] = size
+        given = next(iter((*inputs, *options.values())))
+        maker = makers.get(given)
+        layer = None if maker is None else rehearsal.of[maker]
+        if maker is not None and layer is not None and (size := _rms(output, layer)) is not None:
+            sizes[maker] = torch.where(_turned(given, output, layer), -size, size)
 
     hooks = {rehearsal.of[layer]: noted(layer) for layer in plan.patterns}
     hooks |= {rehearsal.of[norm]: replaced for norm in plan.dropped}
@@ -190,12 +203,21 @@ def _scale(wanted: Tensor, found: Tensor, is_head: bool) -> Tensor:
     return torch.where(found > 0, wanted / torch.where(found > 0, found, 1.0), total)
 
 
+def _turned(before: Tensor, after: Tensor, layer: nn.Module) -> Tensor:
+    """Whether each output falls where it rose before."""
+    first, second = (_each(t, layer) for t in (before, after))
+    return ((first - first.mean(1, keepdim=True)) * second).sum(1) < 0
+
+
 def _rms(output: Tensor, layer: nn.Module) -> Tensor | None:
-    """Of each output over rows and positions, in double precision; None where there are no rows,
-    as of an expert that no row is sent to.
-    """
-    values = output.detach().double().movedim(-1 - _dims(layer), 0).unsqueeze(-1).flatten(1)
+    """Of each output; None where there are no rows, as of an expert that no row is sent to."""
+    values = _each(output, layer)
     return values.square().mean(1).sqrt() if values.shape[1] else None
+
+
+def _each(output: Tensor, layer: nn.Module) -> Tensor:
+    """Of each output the values at all rows and positions, in double precision."""
+    return output.detach().double().movedim(-1 - _dims(layer), 0).unsqueeze(-1).flatten(1)
 
 
 def _dims(layer: nn.Module) -> int:

@@ -121,7 +121,7 @@ def _check_finite(layers: Mapping[str, nn.Module]) -> None:
             if tensor is None or tensor.is_meta or bool(tensor.isfinite().all()):
                 continue
             raise ValueError(
-                "weights must be finite numbers to be folded into 8 bits; those of "
+                "weights and scales must be finite numbers to be folded into 8 bits; those of "
                 f"{f'layer {name!r}' if name else 'the model'} are not: it has diverged, take an "
                 "earlier state of it"
             )

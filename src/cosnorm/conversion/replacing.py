@@ -121,16 +121,20 @@ def convert(
     return account
 
 
-@torch.inference_mode()  # where tensors of both kinds may be written to, and nothing is made
 def _fill(
     model: nn.Module, fresh: Iterable[Any], statistics: Mapping[Any, Moments], state: State | None
 ) -> None:
-    for module in fresh:  # a cosine layer now
-        module.reset_parameters()
-    for norm, moments in statistics.items():
-        for buffer, value in zip((norm.running_mean, norm.running_var), moments, strict=True):
-            buffer.copy_(value)
-    if state is not None:
+    with torch.inference_mode():  # tensors of both kinds may be written to; nothing is made
+        for module in fresh:  # a cosine layer now
+            module.reset_parameters()
+        for norm, moments in statistics.items():
+            for buffer, value in zip((norm.running_mean, norm.running_var), moments, strict=True):
+                buffer.copy_(value)
+    if state is None:
+        return
+    # What a model's own hooks make while it loads is to be trained with, where that can be.
+    held = (*model.parameters(), *model.buffers())
+    with torch.inference_mode(any(tensor.is_inference() for tensor in held)):
         model.load_state_dict(state, strict=False)  # tied tensors may be there by one name
 
 

@@ -4,9 +4,9 @@ The dense layer multiplies by every weight; this one reads the weights of the wo
 that the weight lies input by input in memory (its shape stays `(out, in)`), so that an entry of a
 row meets one contiguous run of weights. What remains is weight-sized work of the normalisation:
 
-    grad W = Σ rows that occur  +  shift ⊗ 1  −  W · slope
+    grad W = Σ rows that occur  +  shift ⊗ 1  −  (W − mean ⊗ 1) · slope
 
-with one `slope` and one `shift` per output (both zero for all but weight and the similarities).
+with one `slope`, `shift` and `mean` per output (zero for all but weight and the similarities).
 That form is kept as it is, a `RowGradient`, when the layer is told to: plain SGD then needs one
 pass over the weights, or none. Otherwise the gradient is made dense and autograd goes on as usual.
 
@@ -37,30 +37,33 @@ class RowGradient:
     """The gradient of a weight (out, in) as its parts.
 
     rows: (r,) inputs that occurred; values: (r, out) their gradient.
-    slope, shift: (out,) or None; every weight w of output k also has `shift[k] − w·slope[k]`.
+    slope, shift, mean: (out,) or None; every weight w of output k also has
+    `shift[k] − (w − mean[k])·slope[k]`.
     """
 
     rows: Tensor
     values: Tensor
     slope: Tensor | None
     shift: Tensor | None
+    mean: Tensor | None
 
     def dense(self, weight: Tensor) -> Tensor:
         """The whole gradient, of the shape and memory layout of `weight`."""
         table = weight.t()
         if self.slope is None:
             grad = torch.zeros_like(table)
-        elif self.shift is None:
+        elif self.shift is None or self.mean is None:
             grad = table * -self.slope
-        else:
-            grad = torch.addcmul(self.shift, table, self.slope, value=-1)
+        else:  # the mean first: beside a large one the rest would lose its digits
+            grad = (table - self.mean).mul_(-self.slope).add_(self.shift)
         return grad.index_add_(0, self.rows, self.values).t()
 
     def descend(self, weight: Tensor, lr: float) -> None:
         """`weight ← weight − lr · gradient`, in place, in one pass or none."""
         table = weight.t()
-        if self.slope is not None and self.shift is not None:
-            torch.addcmul(self.shift * -lr, table, 1 + lr * self.slope, out=table)
+        if self.slope is not None and self.shift is not None and self.mean is not None:
+            shift = torch.addcmul(self.shift, self.mean, self.slope)
+            torch.addcmul(shift * -lr, table, 1 + lr * self.slope, out=table)
         elif self.slope is not None:
             table.mul_(1 + lr * self.slope)
         table.index_add_(0, self.rows, self.values, alpha=-lr)
@@ -69,6 +72,8 @@ class RowGradient:
 class _Statistics(NamedTuple):
     inverse: Tensor  # 1/|v|, zero by the zero rule
     mean: Tensor | None
+    near: Tensor | None = None  # the weights without it, where it would cost their product digits
+    last: Tensor | None = None  # the bias without it, likewise
 
 
 def _inverse(centred: Tensor, total: Tensor) -> Tensor:
@@ -117,7 +122,7 @@ def _weight_statistics(weight: Tensor, bias: Tensor | None, centered: bool) -> _
         near -= offset[:, None]
         last = last if bias is None else last - offset
         centred = _sum_of_squares(near) + last.square()
-        return _Statistics(_inverse(centred, total), mean + offset)
+        return _Statistics(_inverse(centred, total), mean + offset, near, last)
     return _Statistics(_inverse(centred, total), mean)
 
 
@@ -165,17 +170,18 @@ class _Similarity(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, mode: str, sink: list | None
     ) -> Tensor:
-        z = _product(x, weight.t())
-        x_inverse = w_inverse = mean = sums = None
-        if bias is not None:
-            z += bias
+        x_inverse = w_inverse = mean = near = last = sums = None
         if mode != "none":
-            w_inverse, mean = _weight_statistics(weight, bias, mode == "pearson")
+            w_inverse, mean, near, last = _weight_statistics(weight, bias, mode == "pearson")
+        z = _product(x, (weight if near is None else near).t())
+        if bias is not None:
+            z += bias if last is None else last
+        if w_inverse is not None:
             z *= w_inverse
         if mode in ("cosine", "pearson"):
             rows, sums = _row_statistics(x, mode == "pearson", int(bias is not None))
             x_inverse = rows.inverse
-            if mean is not None and w_inverse is not None:
+            if near is None and mean is not None and w_inverse is not None:
                 z.addcmul_(sums[:, None], mean * w_inverse, value=-1)
             z = z.mul_(x_inverse[:, None]).clamp_(-1, 1)
         ctx.mode, ctx.sink, ctx.x = mode, sink, x
@@ -197,12 +203,14 @@ class _Similarity(torch.autograd.Function):
             grad = grad * x_inverse[:, None]
         if mean is not None:
             entries = weight.shape[1] + (bias is not None)
-            shift = mean * slope - sums @ grad / entries
+            shift = sums @ grad / -entries
         of_bias = None
         if bias is not None:
-            of_bias = grad.sum(0) - bias * slope
+            of_bias = grad.sum(0) - (bias if mean is None else bias - mean) * slope
             of_bias = of_bias if shift is None else of_bias + shift
-        gradient = RowGradient(*_rows_of_product(ctx.x, grad), slope, shift)
+        if not ctx.needs_input_grad[1]:
+            return None, None, of_bias, None, None
+        gradient = RowGradient(*_rows_of_product(ctx.x, grad), slope, shift, mean)
         if ctx.sink is None:
             return None, gradient.dense(weight), of_bias, None, None
         ctx.sink.append(gradient)
@@ -273,10 +281,12 @@ class SparseLinear(nn.Module):
         self.shift = nn.Parameter(torch.zeros(outputs)) if has_gain else None
 
     def forward(self, input: Tensor) -> Tensor:
-        if input.layout != torch.sparse_csr or input.shape[-1] != self.in_features:
+        layout = getattr(input, "layout", type(input).__name__)
+        if layout != torch.sparse_csr or input.dim() != 2 or input.shape[1] != self.in_features:
+            shape = f" of shape {tuple(input.shape)}" if isinstance(input, Tensor) else ""
             raise ValueError(
-                f"input must be sparse CSR with {self.in_features} columns; got {input.layout} of "
-                f"shape {tuple(input.shape)}: call input.to_sparse_csr()"
+                f"input must be sparse CSR, rows of {self.in_features} columns; got {layout}"
+                f"{shape}: call to_sparse_csr() of a matrix"
             )
         if input.dtype != self.weight.dtype:
             raise TypeError(

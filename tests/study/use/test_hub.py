@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from cosnorm.study.runs.errors import RunError
 from cosnorm.study.runs.presets import configure
@@ -104,10 +105,34 @@ def test_sizes_that_the_weights_do_not_have_take_no_memory(saved):
 
 def test_no_option_asks_a_server_or_loads_what_does_not_fit(saved):
     network, folder = saved
-    again = HubNetwork.from_pretrained(folder, strict=False, local_files_only=False)
+    again = HubNetwork.from_pretrained(folder, local_files_only=False)
     assert torch.equal(again(torch.ones(1, 6)), network.eval()(torch.ones(1, 6)))
     with pytest.raises(TypeError, match="folder must be a path; got NoneType None"):
         HubNetwork.from_pretrained(None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_weights_come_back_in_their_dtype(saved, dtype):
+    network, folder = saved
+    network.to(dtype).save_pretrained(folder)
+    again = HubNetwork.from_pretrained(folder).state_dict()
+    for key, value in network.state_dict().items():
+        assert again[key].dtype == value.dtype and torch.equal(again[key], value)
+
+
+@pytest.mark.parametrize("some", [slice(None), slice(1)])
+def test_weights_that_are_integers_are_refused(saved, some):
+    place = saved[1] / "model.safetensors"
+    state = load_file(place)
+    state |= {key: state[key].long() for key in list(state)[some]}
+    save_file(state, place)
+    with pytest.raises(RunError, match=r"of one dtype of F64, F32, BF16, F16; got (F32, )?I64"):
+        HubNetwork.from_pretrained(saved[1])
+
+
+def test_a_lone_byte_is_no_pickle(saved):
+    (saved[1] / "note").write_bytes(b"\x80")
+    HubNetwork.from_pretrained(saved[1])
 
 
 def test_without_the_package_the_extra_is_named():

@@ -187,8 +187,8 @@ def backward(
     if at_w & 15 or (w.stride() != plan.weight_stride and not plan.lies_as_weight(w)):
         w = in_rows(w, plan)
         at_w = w.data_ptr()
-    if at_arena & 15:
-        arena = arena.clone()
+    if at_arena & 15 or not arena.is_contiguous():
+        arena = flat(arena)
         at_arena = arena.data_ptr()
     if value is not None:
         value = laid(value, plan)

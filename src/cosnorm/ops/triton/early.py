@@ -73,7 +73,7 @@ def backward(
         w = in_rows(w, plan)
         at_w = w.data_ptr()
     if at_arena & 15 or not arena.is_contiguous():
-        arena = arena.clone(memory_format=torch.contiguous_format)
+        arena = flat(arena)
         at_arena = arena.data_ptr()
     if b is not None:
         b = b if b.is_contiguous() and not b.data_ptr() & 15 else flat(b)

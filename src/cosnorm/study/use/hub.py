@@ -26,9 +26,12 @@ except ModuleNotFoundError as error:
     ) from error
 
 _FILES = ("config.json", "model.safetensors")
+_DTYPES = {  # by their names in a file
+    "F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16
+}  # fmt: skip
 _MOST_TOLD = 300  # letters of what another library says
 _PICKLES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib"})
-_OPTIONS = frozenset({"map_location", "strict", "local_files_only"})
+_OPTIONS = frozenset({"map_location", "local_files_only"})
 
 
 class HubNetwork(nn.Module, PyTorchModelHubMixin):
@@ -86,7 +89,7 @@ class HubNetwork(nn.Module, PyTorchModelHubMixin):
                 raise ValueError(differing)
             with torch.device("cpu"):  # whatever the default is
                 network = super().from_pretrained(str(folder), **fixed)
-            return network.to(device)
+            return network.to(device, _dtype(Path(folder)))
         except Exception as error:  # whatever a file can hold
             why = " ".join(str(error).split())
             raise RunError(
@@ -106,7 +109,20 @@ def _differing(kind: type[HubNetwork], folder: Path) -> str | None:
     for key in sorted(wanted.keys() | found.keys()):
         if wanted.get(key) != found.get(key):
             return f"{key} is {wanted.get(key)} by {_FILES[0]} and {found.get(key)} in {_FILES[1]}"
+    _dtype(folder)
     return None
+
+
+def _dtype(folder: Path) -> torch.dtype:
+    """That of the weights, which come back as they were saved."""
+    with safe_open(folder / _FILES[1], "pt") as file:
+        names = file.keys()
+        found = {key: file.get_slice(key).get_dtype() for key in names}
+    kinds = sorted({found[key] for key in found if not key.endswith("num_batches_tracked")})
+    if len(kinds) != 1 or kinds[0] not in _DTYPES:
+        known = ", ".join(_DTYPES)
+        raise ValueError(f"the weights must be of one dtype of {known}; got {', '.join(kinds)}")
+    return _DTYPES[kinds[0]]
 
 
 def _checked_device(options: dict[str, Any]) -> torch.device:
@@ -126,14 +142,16 @@ def _checked_device(options: dict[str, Any]) -> torch.device:
 
 
 def _is_pickle(path: Path) -> bool:
-    """By its name, or by its first bytes: a pickle's own, or an archive's, as torch's files are."""
+    """By its name, or by its first bytes: a pickle's own, or an archive's, which may hold one, as
+    torch's files do.
+    """
     if not path.is_file() or path.suffix.lower() == ".safetensors":  # never a pickle to its reader
         return False
     if path.suffix.lower() in _PICKLES:
         return True
     with path.open("rb") as file:
         head = file.read(4)
-    return head == b"PK\x03\x04" or (head[:1] == b"\x80" and head[1:2] in b"\2\3\4\5")
+    return head == b"PK\x03\x04" or head[:2] in (b"\x80\2", b"\x80\3", b"\x80\4", b"\x80\5")
 
 
 def _check(folder: Path) -> None:
@@ -146,8 +164,8 @@ def _check(folder: Path) -> None:
     pickles = sorted(str(path.relative_to(folder)) for path in inside)
     if pickles:
         raise RunError(
-            f"{folder} holds {pickles[0]}, a pickle, which could run anything: take a folder with "
-            "model.safetensors and no pickle"
+            f"{folder} holds {pickles[0]}, a pickle or an archive that may hold one, which could "
+            "run anything: take a folder with model.safetensors and neither"
         )
     missing = [name for name in _FILES if not (folder / name).is_file()]
     if missing:

@@ -33,9 +33,10 @@ def shorter(LOW: tl.constexpr):
 def beyond(norm2, LOW: tl.constexpr):
     """Whether a rounded unit vector is so long that a product of two such could round to over 1.
 
-    That happens above 1 + ε/2; an eighth of that is left to sums.
+    That happens above 1 + ε/2. Half of it is left to products that add up parts which they have
+    rounded, each by no more than ε/4 of itself, and an eighth of the rest to sums.
     """
-    return norm2 > 1.0 + 0.875 * (1.0 - shorter(LOW))
+    return norm2 > 1.0 + 0.4375 * (1.0 - shorter(LOW))
 
 
 @triton.jit
