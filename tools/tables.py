@@ -6,6 +6,7 @@
 A marker is `<!-- table: NAME -->`, a line of its own, and `<!-- end -->` closes it.
 """
 
+import argparse
 import json
 import re
 import sys
@@ -291,17 +292,20 @@ def fill(text: str) -> str:
 
 
 def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="tell what is stale, write nothing")
+    only_check = parser.parse_args(argv).check
     stale = []
     for page in PAGES:
         path = ROOT / page
         text = path.read_text()
         if (filled := fill(text)) != text:
             stale.append(page)
-            if "--check" not in argv:
+            if not only_check:
                 path.write_text(filled)
-    stale += figures.draw("--check" in argv)
-    print("rewritten:" if "--check" not in argv else "stale:", ", ".join(stale) or "none")
-    return 1 if stale and "--check" in argv else 0
+    stale += figures.draw(only_check)
+    print("stale:" if only_check else "rewritten:", ", ".join(stale) or "none")
+    return 1 if stale and only_check else 0
 
 
 if __name__ == "__main__":
