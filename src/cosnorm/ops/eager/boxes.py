@@ -18,18 +18,29 @@ def fields(
 ) -> tuple[Tensor, Tensor | None]:
     """(1/|x|, μx) of each row or receptive field, (N, groups, …); μx for Pearson only."""
     x = input.to(stats_dtype(input.dtype)).unflatten(1, (spec.groups, -1))
-    geometry = spec.geometry
     if not spec.centered:
-        square = x.square().sum(2)
-        if geometry is not None:
-            size = geometry.output_size(input.shape[2:], kernel)
-            square = _padded(square, geometry)
-            for axis, taps in enumerate(kernel):
-                square = sum_of(taps_of(square, axis, taps, size[axis], geometry))
-        return inverse_norm(square + 1.0 if bias else square), None
-    count, (mean, m2) = x.shape[2], moments(x, 2)
+        return lengths(x.square().sum(2), kernel, spec, bias), None
+    return centred(*moments(x, 2), x.shape[2], kernel, spec, bias)
+
+
+def lengths(square: Tensor, kernel: Sequence[int], spec: Spec, bias: bool) -> Tensor:
+    """1/|x| of each field; square: Σx² over the channels at each position, (N, groups, …)."""
+    geometry = spec.geometry
     if geometry is not None:
-        size = geometry.output_size(input.shape[2:], kernel)
+        size = geometry.output_size(square.shape[2:], kernel)
+        square = _padded(square, geometry)
+        for axis, taps in enumerate(kernel):
+            square = sum_of(taps_of(square, axis, taps, size[axis], geometry))
+    return inverse_norm(square + 1.0 if bias else square)
+
+
+def centred(
+    mean: Tensor, m2: Tensor, count: int, kernel: Sequence[int], spec: Spec, bias: bool
+) -> tuple[Tensor, Tensor]:
+    """(1/|x-μ|, μ) of each field; mean, m2: μ, Σ(x-μ)² over `count` channels at each position."""
+    geometry = spec.geometry
+    if geometry is not None:
+        size = geometry.output_size(mean.shape[2:], kernel)
         mean, m2 = _padded(mean, geometry), _padded(m2, geometry)
         for axis, taps in enumerate(kernel):
             means = taps_of(mean, axis, taps, size[axis], geometry)

@@ -22,18 +22,18 @@ def serves(input: Tensor, weight: Tensor, spec: Spec) -> bool:
     return plain and spec.activation in (None, "relu") and not torch.compiler.is_compiling()
 
 
-def _inverse(norm: Tensor) -> Tensor:
+def inverse(norm: Tensor) -> Tensor:
     return norm.reciprocal().masked_fill_(norm <= 0, 0)
 
 
 def _input_stats(x: Tensor, bias: bool, centered: bool) -> Stats:
     length = torch.linalg.vector_norm(x, dim=1, keepdim=True)
     if not centered:
-        return _inverse(length.square_().add_(1).sqrt_() if bias else length), None
+        return inverse(length.square_().add_(1).sqrt_() if bias else length), None
     count = x.shape[1]
     mean, square = x.mean(1, keepdim=True), length.square_()
     m2 = torch.addcmul(square, mean, mean, value=-count)
-    lost = _lost(m2, square)
+    lost = lossy(m2, square)
     if lost is not None:
         dev = x - mean
         drift = dev.mean(1, keepdim=True)  # what rounding has left in the mean
@@ -48,12 +48,12 @@ def _input_stats(x: Tensor, bias: bool, centered: bool) -> Stats:
     return _floored(m2, square), mean
 
 
-def _lost(m2: Tensor, square: Tensor) -> Tensor | None:
-    """The vectors of which Σx² - nμ² has lost digits: the mean is more than half of their square.
+def lossy(m2: Tensor, square: Tensor, share: float = 0.5) -> Tensor | None:
+    """The vectors of which Σx² - nμ² has lost digits: the mean has more than a share of the square.
 
     Those that are no numbers are among them. None where there are no such vectors.
     """
-    kept = torch.add(square, m2, alpha=-2) <= 0
+    kept = torch.add(square, m2, alpha=-1 / (1 - share)) <= 0
     return None if bool(kept.all()) else kept.logical_not_()
 
 
@@ -63,14 +63,17 @@ def _floored(m2: Tensor, square: Tensor) -> Tensor:
     return m2.sqrt().reciprocal_().masked_fill_(m2 <= floor, 0)
 
 
-def _units(w: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+def centred_units(
+    w: Tensor, b: Tensor | None, share: float = 0.5
+) -> tuple[Tensor, Tensor | None, list[Tensor]]:
     """The weights to multiply, and of each unit 1/|w-μw|, the mean that is left, and the move.
 
-    Where the mean stands far above the rest of a unit, the unit is moved to zero, which Pearson
-    does not see; its products would lose digits otherwise. Where no unit does, nothing is moved.
+    Where the mean has more than a share of a unit's square, the unit is moved to zero, which a
+    Pearson layer does not see; its products would lose digits otherwise. Where no unit does,
+    nothing is moved.
     """
     square, mean, m2 = _sums(w, b)
-    lost = _lost(m2, square)
+    lost = lossy(m2, square, share)
     if lost is None:
         return w, b, [_floored(m2, square), mean]
     move = mean.masked_fill(lost.logical_not(), 0)
@@ -100,10 +103,10 @@ def forward(
     rx, mx = _input_stats(x, b is not None, spec.centered)
     if mx is None:
         length = torch.linalg.vector_norm(w, dim=1)
-        units = [_inverse(length if b is None else torch.hypot(length, b))]
+        units = [inverse(length if b is None else torch.hypot(length, b))]
         z = torch.nn.functional.linear(x, w, b)
     else:
-        w, b, units = _units(w, b)
+        w, b, units = centred_units(w, b)
         z = torch.nn.functional.linear(x, w, b)
         z.addcmul_(mx, units[1], value=-(w.shape[1] + (b is not None)))
     z.mul_(rx).mul_(units[0])

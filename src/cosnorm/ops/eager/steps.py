@@ -16,12 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cosnorm.ops.eager import boxes, early, rows
+from cosnorm.ops.eager import boxes, convs, early, rows
 from cosnorm.ops.reference.numerics import (
     full_precision,
     into_cosine,
     lift,
     like_scale,
+    per_channel,
+    per_unit,
     product_dtype,
     weight_stats,
 )
@@ -55,6 +57,8 @@ def forward(
             return shaped, [shaped if t is y else t for t in kept]
         if rows.serves(input, weight, spec):
             return rows.forward(input, weight, bias, scale, spec, keep)
+        if convs.serves(input, weight, spec):
+            return convs.forward(input, weight, bias, scale, spec, keep)
         if is_early(spec, weight, scale, product_dtype(input)):
             return early.forward(input, weight, bias, spec, keep)
         x = input
@@ -94,24 +98,14 @@ def unit_weight(
     rnorm = rnorm if up == 1 else rnorm * up
     v, vb = weight.to(stats.dtype), None if bias is None else bias.to(stats.dtype)
     if spec.centered:
-        v = v - _per_unit(mean, v)
+        v = v - per_unit(mean, v)
         vb = None if vb is None else vb - mean
-    v = (v * _per_unit(rnorm, v)).to(dtype)
+    v = (v * per_unit(rnorm, v)).to(dtype)
     vb = None if vb is None else (vb * rnorm).to(dtype)
     if not spec.centered:
         return Unit(v, vb, None, False, up)
     total = v.flatten(1).sum(1, dtype=stats.dtype)
     return Unit(v, vb, total if vb is None else total + vb, False, up)
-
-
-def _per_unit(values: Tensor, like: Tensor) -> Tensor:
-    """(out,) shaped to broadcast against weights (out, …)."""
-    return values.view(-1, *[1] * (like.dim() - 1))
-
-
-def _per_channel(values: Tensor, like: Tensor) -> Tensor:
-    """(out,) shaped to broadcast against outputs (N, out, …)."""
-    return values.view(-1, *[1] * (like.dim() - 2))
 
 
 def product(x: Tensor, unit: Unit, spec: Spec) -> Tensor:
@@ -140,11 +134,11 @@ def finish(
     grouped = z.unflatten(1, (groups, -1))
     if unit.total is not None:
         assert mean is not None
-        total = _per_channel(unit.total, z).unflatten(0, (groups, -1))
+        total = per_channel(unit.total, z).unflatten(0, (groups, -1))
         grouped.addcmul_(mean.unsqueeze(2), total, value=-1)
     grouped.mul_((rnorm if unit.lift == 1 else rnorm / unit.lift).unsqueeze(2))
     if unit.raw:
-        z.mul_(_per_channel(wnorm, z))
+        z.mul_(per_channel(wnorm, z))
     plain = scale is None and spec.gain == 1
     if plain and spec.activation == "relu":
         return z.clamp_(0, 1).to(dtype), None
@@ -153,7 +147,7 @@ def finish(
     if keep and not spec.act.keeps_output:
         cosine = z.to(dtype, copy=True)
     if not plain:
-        z.mul_(spec.gain if scale is None else _per_channel(scale.to(z.dtype), z) * spec.gain)
+        z.mul_(spec.gain if scale is None else per_channel(scale.to(z.dtype), z) * spec.gain)
     return spec.act.value(z).to(dtype), cosine
 
 
@@ -183,6 +177,9 @@ def backward(
         if rows.serves(x, weight, spec):
             done = rows.backward(grad, x, weight, bias, scale, kept, spec, need)
             return _shaped(done[0], input), *done[1:]
+        if convs.serves(x, weight, spec):
+            dx, dw, db, dscale = convs.backward(grad, x, weight, bias, scale, kept, spec, need)
+            return laid(dx, input, weight), laid(dw, weight), db, dscale
         dtype = product_dtype(input)
         unit = unit_weight(weight, bias, stats, spec, dtype)
         unit = unit if v is None else unit._replace(weight=v)
@@ -216,13 +213,13 @@ def start_grad(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """(g, s, gradient of each unit's scale); g is the larger, the smaller lifted weights are."""
     wide, groups = rnorm.dtype, rnorm.shape[1]
-    factor = None if scale is None else _per_channel(scale.to(wide), grad)
+    factor = None if scale is None else per_channel(scale.to(wide), grad)
     d, dot, dscale = into_cosine(grad.to(wide), value, factor, spec)
     field = dot.unflatten(1, (groups, -1)).sum(2) * rnorm.square()
     rnorm = rnorm if unit.lift == 1 else rnorm / unit.lift
     g = d.unflatten(1, (groups, -1)) * rnorm.unsqueeze(2)
     g = g.flatten(1, 2)
-    return g * _per_channel(wnorm, g) if unit.raw else g, field, dscale
+    return g * per_channel(wnorm, g) if unit.raw else g, field, dscale
 
 
 def product_grad(
@@ -268,20 +265,20 @@ def project(
     if dvb is not None and bias is not None:
         gb, b = dvb.to(wide), bias.to(wide)
     if spec.centered:
-        w = w - _per_unit(mean, w)
+        w = w - per_unit(mean, w)
         b = None if b is None else b - mean
     dot, total = (g * w).flatten(1).sum(1), None
     dot = dot if gb is None or b is None else dot + gb * b
     factor = None if up is None else rnorm if up == 1 else rnorm * up
     pull = dot * rnorm * rnorm
-    dw = g - w * _per_unit(pull, w)
+    dw = g - w * per_unit(pull, w)
     db = None if gb is None or b is None else gb - b * pull
     if spec.centered:
         total = g.flatten(1).sum(1) if gb is None else g.flatten(1).sum(1) + gb
         shift = total / (weight[0].numel() + (bias is not None))
-        dw = dw - _per_unit(shift, dw)
+        dw = dw - per_unit(shift, dw)
         db = None if db is None else db - shift
     if factor is not None:
-        dw = dw * _per_unit(factor, dw)
+        dw = dw * per_unit(factor, dw)
         db = None if db is None else db * factor
     return dw.to(weight.dtype), None if db is None or bias is None else db.to(bias.dtype)

@@ -191,17 +191,27 @@ def into_cosine(
         d = grad * spec.act.slope(kept.to(grad.dtype))
         dot = d * kept  # d·c = dy·y, whatever the scale
         share = None if scale is None else dot * reciprocal(scale)
-        return d * factor, dot, _per_unit(share)
+        return d * factor, dot, _over_positions(share)
     d, cosine = grad, kept.to(grad.dtype)
     if spec.activation is not None:
         d = grad * spec.act.slope(cosine * factor)
     dot = d * cosine
     share = None if scale is None else dot * spec.gain
-    return d * factor, dot * factor, _per_unit(share)
+    return d * factor, dot * factor, _over_positions(share)
 
 
-def _per_unit(share: Tensor | None) -> Tensor | None:
+def _over_positions(share: Tensor | None) -> Tensor | None:
     return None if share is None else share.sum([i for i in range(share.dim()) if i != 1])
+
+
+def per_unit(values: Tensor, like: Tensor) -> Tensor:
+    """(out,) shaped to broadcast against weights (out, …)."""
+    return values.view(-1, *[1] * (like.dim() - 1))
+
+
+def per_channel(values: Tensor, like: Tensor) -> Tensor:
+    """(out,) shaped to broadcast against outputs (N, out, …), or against (out,)."""
+    return values.view(-1, *[1] * (like.dim() - 2))
 
 
 def like_scale(per_unit: Tensor, scale: Tensor) -> Tensor:
