@@ -124,7 +124,11 @@ def autocast(input: Tensor) -> Tensor:
 
 
 def _unbatched(output: Tensor) -> Tensor:
-    """Without its batch dimension; no view, which callers could not change in place."""
+    """Without its batch dimension. Where there will be a backward, autograd has to see a change in
+    place of what it keeps; else it is no view, which callers could not change everywhere.
+    """
+    if output.requires_grad:
+        return output.squeeze(0)
     return torch.ops.aten._unsafe_view(output, output.shape[1:])
 
 

@@ -81,6 +81,33 @@ def test_a_norm_that_goes_may_have_turned_outputs_round(dims):
     torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-6)
 
 
+class NormAndAct(nn.BatchNorm2d):
+    """As image model libraries have it."""
+
+    def __init__(self, act):
+        super().__init__(4)
+        self.act = act
+
+    def forward(self, x):
+        return self.act(super().forward(x))
+
+
+@pytest.mark.parametrize("act", [nn.ReLU(inplace=True), nn.SiLU(), nn.GELU()], ids=str)
+@pytest.mark.parametrize("shift", [0.0, -2.0])
+def test_a_norm_that_goes_on_with_an_activation_is_measured_before_it(shift, act):
+    torch.manual_seed(0)
+    conv, x = nn.Conv2d(3, 4, 3, bias=False), torch.randn(8, 3, 6, 6)
+    inside = nn.Sequential(conv, NormAndAct(act))
+    beside = nn.Sequential(copy.deepcopy(conv), nn.BatchNorm2d(4), copy.deepcopy(act))
+    scales = []
+    for model in (inside, beside):
+        nn.init.constant_(model[1].bias, shift)
+        cosnorm.convert(model, "cosine", drop_norms=True, head=None, calibrate=x)
+        scales.append(model[0].scale.detach())
+    torch.testing.assert_close(*scales)
+    assert (scales[0] > 0).all()
+
+
 def test_scales_beyond_a_dtype_are_refused():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(512, 32, bias=False), nn.ReLU(), nn.Linear(32, 4)).half()

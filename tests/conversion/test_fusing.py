@@ -221,6 +221,19 @@ def test_a_hook_on_an_activation_inside_a_norm():
     assert not fused(cosnorm.convert(model, head=None, drop_norms=True, fuse_activations=True))
 
 
+@pytest.mark.parametrize("name", ["full_backward_hook", "full_backward_pre_hook"])
+def test_stays_where_a_hook_sees_its_gradient(name):
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    getattr(model[0], f"register_{name}")(lambda *_: None)
+    assert not fused(cosnorm.convert(model, head=None, fuse_activations=True))
+
+
+def test_a_hook_on_what_else_a_norm_holds():
+    model = Inside()
+    model.norm.drop.register_forward_hook(lambda *_: None)
+    assert not fused(cosnorm.convert(model, head=None, drop_norms=True, fuse_activations=True))
+
+
 @pytest.mark.parametrize("skip", ["act", nn.ReLU])
 def test_stays_where_it_is_skipped(skip):
     model = Block()
@@ -247,9 +260,44 @@ def test_known_by_what_it_does(kind, name):
     assert name_of(kind()) == name
 
 
+class Guided(nn.Module):
+    """Another gradient."""
+
+    class Clamp(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clamp(min=0)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad.clamp(min=0) * 2
+
+    def forward(self, x):
+        return self.Clamp.apply(x)
+
+
+class Detached(nn.Module):
+    def forward(self, x):
+        return F.relu(x).detach()
+
+
+class OfImages(nn.Module):
+    def forward(self, x):
+        return F.relu(x) if x.dim() < 4 else F.relu(x) - 0.5
+
+
+class Keeping(nn.Module):
+    last = None
+
+    def forward(self, x):
+        self.last = x
+        return F.relu(x)
+
+
 @pytest.mark.parametrize(
     "module",
-    [nn.Identity(), nn.Tanh(), nn.ReLU6(), nn.PReLU(), nn.GELU("tanh"), Gelu("tanh"),
+    [Guided(), Detached(), OfImages(), Keeping(), nn.Identity(), nn.Tanh(), nn.ReLU6(), nn.PReLU(),
+     nn.GELU("tanh"), Gelu("tanh"),
      nn.Hardtanh(0.0, 100.0), nn.LeakyReLU(1e-5), nn.RReLU(), nn.Dropout(0.0), nn.Softplus(20.0),
      nn.Threshold(1e-3, 0.0), nn.Sequential(nn.ReLU()), nn.Flatten(), nn.Softmax(0),
      nn.Linear(2, 2), nn.CELU(1e-4)],
@@ -308,6 +356,24 @@ def test_converted_once_more():
     cosnorm.convert(model, skip="2", **options)
     assert fused(cosnorm.convert(model, **options)) == {"3": "fused into 2"}
     assert [getattr(model[k], "activation", None) for k in (0, 2)] == ["relu", "relu"]
+
+
+def test_what_reads_an_activation_still_can():
+    class Reads(Block):
+        def forward(self, x):
+            y = super().forward(x)
+            return y + self.act.inplace
+
+    model = Reads().double()
+    compare(model, X, head=None)
+    assert type(model.act) is nn.Identity and model.act.inplace is True
+
+
+def test_that_none_went_is_told():
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.ReLU())
+    account = cosnorm.convert(model, head=None, fuse_activations=True)
+    assert any("No activation was taken over" in note for note in account.notes)
+    assert not any("activation" in note for note in cosnorm.convert(nn.Linear(3, 3)).notes)
 
 
 def test_anything_but_true_or_false_is_refused():

@@ -32,3 +32,12 @@ def test_gradients_are_those_of_the_same_without_in_place(name, scale, dtype):
     apart = gradients(layer, x, lambda y: (y + 0.25).relu())
     for one, other in zip(in_place, apart, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_a_fused_activation_and_a_change_in_place_without_a_batch():
+    """What backward keeps is the output: to change it is seen, as behind torch's own ReLU."""
+    layer = nn.CosineConv2d(4, 4, 3, padding=1, activation="relu")
+    y = layer(torch.randn(4, 6, 6))
+    y += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()

@@ -55,10 +55,21 @@ class _Rehearsal:
                 # the norm then has is what the batch has.
                 module.training, module.momentum = True, 1.0  # pyright: ignore
 
-    def run(self, hooks: Mapping[nn.Module, Callable[..., Any]]) -> None:
-        """Call the copy, with a hook on some of its modules: (module, arguments, options, y)."""
+    def run(
+        self,
+        hooks: Mapping[nn.Module, Callable[..., Any]],
+        before: Mapping[nn.Module, Callable[..., Any]] | None = None,
+    ) -> None:
+        """Call the copy, with a hook on some of its modules: (module, arguments, options, y).
+
+        before: hooks that come before a module: (module, arguments, options).
+        """
         handles = [
             module.register_forward_hook(hook, with_kwargs=True) for module, hook in hooks.items()
+        ]
+        handles += [
+            module.register_forward_pre_hook(hook, with_kwargs=True)
+            for module, hook in (before or {}).items()
         ]
         try:
             with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
@@ -137,16 +148,35 @@ def _sizes_before(rehearsal: _Rehearsal, plan: Any) -> dict[nn.Module, Tensor]:
 
         return hook
 
-    def replaced(norm: nn.Module, inputs: tuple, options: dict[str, Any], output: Tensor) -> None:
-        given = next(iter((*inputs, *options.values())))
+    def first(inputs: tuple, options: dict[str, Any]) -> Tensor:
+        return next(iter((*inputs, *options.values())))
+
+    def normalised(given: Tensor, output: Tensor) -> None:
         maker = makers.get(given)
         layer = None if maker is None else rehearsal.of[maker]
         if maker is not None and layer is not None and (size := _rms(output, layer)) is not None:
             sizes[maker] = torch.where(_turned(given, output, layer), -size, size)
 
+    def replaced(norm: nn.Module, inputs: tuple, options: dict[str, Any], output: Tensor) -> None:
+        normalised(first(inputs, options), output)
+
+    given: dict[nn.Module, Tensor] = {}  # to a norm that goes on with an activation of its own
+
+    def entered(norm: nn.Module, inputs: tuple, options: dict[str, Any]) -> None:
+        given[norm] = first(inputs, options)
+
+    def going_on(norm: nn.Module) -> Callable[..., None]:
+        return lambda _, inputs, options: normalised(given.pop(norm), first(inputs, options))
+
     hooks = {rehearsal.of[layer]: noted(layer) for layer in plan.patterns}
-    hooks |= {rehearsal.of[norm]: replaced for norm in plan.dropped}
-    rehearsal.run(hooks)
+    before: dict[nn.Module, Callable[..., None]] = {}
+    for norm in (rehearsal.of[norm] for norm in plan.dropped):
+        inside = next(norm.children(), None)
+        if inside is None:
+            hooks[norm] = replaced
+        else:
+            before |= {norm: entered, inside: going_on(norm)}
+    rehearsal.run(hooks, before)
     if not sizes:
         raise ValueError(
             f"calibrate must run layers that are converted; it ran none of {len(plan.patterns)} "

@@ -126,7 +126,13 @@ def hooked(part: Part, first: fx.Node, second: fx.Node) -> bool:
     one, two = (_path(node) for node in (first, second))
     names = (set(one) ^ set(two)) | {str(first.target), str(second.target)}
     modules = [part.module.get_submodule(name) for name in names]
-    return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+    return any(has_hooks(module) for module in modules)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a user's code runs with a module's, forward or backward."""
+    forward = module._forward_hooks or module._forward_pre_hooks
+    return bool(forward or module._backward_hooks or module._backward_pre_hooks)
 
 
 def _path(node: fx.Node) -> list[str]:
@@ -173,6 +179,7 @@ def _victims(call: Call, node: fx.Node) -> Iterable[fx.Node]:
     if module is not None:
         known = module in call.planned or is_norm(module) or _is_torchs(module)
         changes = getattr(module, "inplace", False) if known else True
+        changes = changes and not isinstance(module, nn.Identity)
     elif node.op == "call_method":
         name = str(node.target)
         changes = name.endswith("_") and not name.endswith("__")

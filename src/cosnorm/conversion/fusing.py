@@ -6,13 +6,13 @@ since it is a norm that goes, does not stand between them.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
 
-from cosnorm.conversion.flow import asks_size, hooked
+from cosnorm.conversion.flow import asks_size, has_hooks, hooked
 from cosnorm.conversion.selection import within
 from cosnorm.conversion.tracing import Part, Reader
 from cosnorm.ops.activations import ACTIVATIONS
@@ -37,21 +37,40 @@ def name_of(module: nn.Module) -> str | None:
         return None
     if isinstance(module, nn.Identity) or "forward" in vars(module):
         return None
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            outputs = [copy.deepcopy(module).train(mode)(_POINTS.clone()) for mode in (True, False)]
-    except Exception:  # whatever it is, it does not take such a tensor
-        return None
-    for name, activation in ACTIVATIONS.items():
-        if name is not None and all(_gives(y, activation.value) for y in outputs):
+    points = [_POINTS, _POINTS.view(2, -1), _POINTS.float().view(1, -1, 2, 1)]
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        tried = [_tried(module, x, mode) for x in points for mode in (True, False)]
+    for name in ACTIVATIONS:
+        if name is not None and all(_is(name, x, found) for x, found in tried):
             return name
     return None
 
 
-def _gives(y: object, value: Callable[[Tensor], Tensor]) -> bool:
-    if not isinstance(y, Tensor) or y.shape != _POINTS.shape or y.dtype != _POINTS.dtype:
+def _tried(
+    module: nn.Module, x: Tensor, training: bool
+) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+    """x, and what a copy of a module makes of it, value and derivative; None where it fails, or
+    keeps something of it.
+    """
+    twin, leaf = copy.deepcopy(module).train(training), x.clone().requires_grad_()
+    before = dict(vars(twin))
+    try:
+        y = twin(leaf.clone())
+        (slope,) = torch.autograd.grad(y.sum(), leaf)
+    except Exception:  # whatever it is, it does not take such a tensor
+        return x, None
+    changed = vars(twin).keys() != before.keys() or any(
+        vars(twin)[k] is not before[k] for k in before
+    )
+    return x, None if changed else (y.detach(), slope)
+
+
+def _is(name: str, x: Tensor, found: tuple[Tensor, Tensor] | None) -> bool:
+    if found is None or any(t.shape != x.shape or t.dtype != x.dtype for t in found):
         return False
-    return bool(((y - value(_POINTS)).abs() <= 1e-6 * _POINTS.abs()).all())
+    y, slope = found
+    alike = ((y - ACTIVATIONS[name].value(x)).abs() <= 1e-6 * x.abs()).all()
+    return bool(alike and ((slope - ACTIVATIONS[name].slope(x)).abs() <= 1e-5).all())
 
 
 def fusions(
@@ -122,7 +141,7 @@ class _Finder:
         """The activation that a norm holds, where nothing else in it does anything."""
         *others, last = norm.children()
         plain = all(isinstance(other, nn.Identity) for other in others)
-        return last if plain and not (last._forward_hooks or last._forward_pre_hooks) else None
+        return last if plain and not any(map(has_hooks, norm.children())) else None
 
     def _name(self, module: nn.Module) -> str | None:
         if module not in self.known:
@@ -160,4 +179,3 @@ class _Finder:
 def give_way(activation: nn.Module) -> None:
     """Make an activation an identity; the same object still."""
     activation.__class__ = nn.Identity
-    vars(activation).pop("inplace", None)

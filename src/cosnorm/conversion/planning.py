@@ -52,7 +52,7 @@ class Plan:
     looked_for_head: bool
     scales: dict[nn.Module, Tensor] = field(default_factory=dict)  # from a batch of data, or saved
     has_state: bool = False
-    fused: dict[nn.Module, list[Link]] = field(default_factory=dict)
+    fused: dict[nn.Module, list[Link]] | None = None  # None: was not asked for
 
     @property
     def dropped(self) -> list[nn.Module]:
@@ -62,7 +62,7 @@ class Plan:
     def taken_over(self) -> dict[nn.Module, list[nn.Module]]:
         """The activations that go into layers, and these."""
         found: dict[nn.Module, dict[nn.Module, None]] = {}
-        for layer, links in self.fused.items():
+        for layer, links in (self.fused or {}).items():
             for link in links:
                 found.setdefault(link.activation, {})[layer] = None
         return {activation: list(layers) for activation, layers in found.items()}
@@ -140,6 +140,11 @@ class Plan:
             notes.append(
                 "The state has no scale: if it is that of a model before its conversion, load it "
                 "first and convert then."
+            )
+        if self.fused == {}:
+            notes.append(
+                "No activation was taken over: none is sure to get all that layers without one "
+                "give, and nothing else."
             )
         if self.fast_paths:
             notes.append("The fused inference path of nn.TransformerEncoderLayer is off.")

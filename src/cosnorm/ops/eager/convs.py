@@ -15,7 +15,9 @@ from cosnorm.ops.eager import boxes, rows
 from cosnorm.ops.reference.numerics import like_scale, per_channel, per_unit
 from cosnorm.ops.spec import Spec, memory_format
 
-_SHARE = 1 / 64  # of a mean in a unit's square, beyond which it would cost digits far from zero
+# Of a mean in a square, beyond which it would cost digits: of units, which meet inputs far from
+# zero, and of inputs. A mean of random numbers has less, so that nothing is done twice for it.
+_OF_UNITS, _OF_INPUTS = 1 / 8, 3 / 4
 _LASTS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -52,7 +54,7 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """(μ, Σ(x-μ)²) at each position of (N, groups, channels, …)."""
     count, mean, square = x.shape[2], x.mean(2), x.square().sum(2)
     m2 = torch.addcmul(square, mean, mean, value=-count)
-    lost = rows.lossy(m2, square)
+    lost = rows.lossy(m2, square, _OF_INPUTS)
     if lost is not None:
         dev = x - mean.unsqueeze(2)
         drift = dev.mean(2)  # what rounding has left in the mean
@@ -85,7 +87,7 @@ def forward(
         length = torch.linalg.vector_norm(flat, dim=1)
         units = [rows.inverse(length if b is None else torch.hypot(length, b))]
     else:
-        moved, b, units = rows.centred_units(flat, b, _SHARE)
+        moved, b, units = rows.centred_units(flat, b, _OF_UNITS)
         w = w if moved is flat else _as_weight(moved, w)
     assert spec.geometry is not None
     stride, padding, dilation, groups, _ = spec.geometry
