@@ -314,6 +314,11 @@ def test_no_random_number_is_used_up():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_whatever_the_default_device_is():
+    with torch.device("meta"):
+        assert name_of(nn.GELU()) == "gelu" and name_of(nn.Tanh()) is None
+
+
 def test_a_replaced_forward_is_not_taken():
     module = nn.ReLU()
     module.forward = torch.relu

@@ -33,7 +33,7 @@ class Call(NamedTuple):
 
 def source(call: Call) -> nn.Module | Fact:
     """The layer that a norm directly follows."""
-    before = first_input(call.node)
+    before = _first_input(call.node)
     layer = None if before is None else call.part.target(before)
     if before is None or layer not in call.planned or layer is None:
         return Fact.UNKNOWN if before is None or _hides(call, before) else Fact.OTHER
@@ -67,7 +67,7 @@ def targets(call: Call, features: int) -> list[nn.Module] | Fact:
     return Fact.CHANGED if ends and _changed(call, call.node, ends) else found
 
 
-def first_input(node: fx.Node) -> fx.Node | None:
+def _first_input(node: fx.Node) -> fx.Node | None:
     first = next(iter([*node.args, *node.kwargs.values()]), None)
     return first if isinstance(first, fx.Node) else None
 
@@ -148,7 +148,7 @@ def _changed(call: Call, first: fx.Node, ends: Iterable[fx.Node]) -> bool:
     """
     tensors: set[fx.Node | None] = {first}
     if first is call.node:
-        tensors.add(first_input(first))
+        tensors.add(_first_input(first))
     waiting = set(ends)
     later = first.next
     while later.op != "root" and not (waiting and waiting <= {later}):

@@ -17,9 +17,9 @@ from cosnorm.conversion.selection import within
 from cosnorm.conversion.tracing import Part, Reader
 from cosnorm.ops.activations import ACTIVATIONS
 
-# Of every size: thresholds, caps, small slopes and approximations show.
-_SIZES = torch.cat([torch.logspace(-30, 30, 61), torch.linspace(0, 8, 65)]).double()
-_POINTS = torch.cat([-_SIZES, _SIZES])
+# Numbers of every size: thresholds, caps, small slopes and approximations show.
+_SIZES = (*(10.0**k for k in range(-30, 31)), *(k / 8 for k in range(65)))
+_POINTS = (*(-size for size in _SIZES), *_SIZES)
 
 
 class Link(NamedTuple):
@@ -37,7 +37,8 @@ def name_of(module: nn.Module) -> str | None:
         return None
     if isinstance(module, nn.Identity) or "forward" in vars(module):
         return None
-    points = [_POINTS, _POINTS.view(2, -1), _POINTS.float().view(1, -1, 2, 1)]
+    x = torch.tensor(_POINTS, dtype=torch.float64, device="cpu")
+    points = [x, x.view(2, -1), x.float().view(1, -1, 2, 1)]
     with torch.enable_grad(), torch.random.fork_rng(devices=[]):
         tried = [_tried(module, x, mode) for x in points for mode in (True, False)]
     for name in ACTIVATIONS:
