@@ -62,6 +62,8 @@ class Browser:
         self.log("performance")
         self.log("browser")
         self.send("POST", "/url", {"url": page.resolve().as_uri()})
+        # The answer has come before the page now and then, and scripts ran on the blank one.
+        self.until("location.protocol === 'file:' && document.readyState === 'complete'")
 
     def run(self, script: str, *arguments: object) -> Any:
         return self.send("POST", "/execute/sync", {"script": script, "args": list(arguments)})
