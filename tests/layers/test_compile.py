@@ -101,7 +101,7 @@ def test_a_network_between_other_layers():
         torch.nn.Flatten(),
         nn.CosineLinear(32, 10, learn_scale=True, scale=10.0),
     )
-    x = torch.randn(2, 3, 8, 8)
+    model, x = model.double(), torch.randn(2, 3, 8, 8, dtype=torch.float64)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     same(gradients(model, compiled, x), gradients(model, model, x))
 

@@ -1,11 +1,13 @@
 """A convolution in float32 or float64 on a CPU, in as few passes as it takes.
 
 The same formulas as `steps`, whose tensors made on the way would cost such a layer a good part of
-its time: here what a product or a gradient has made is worked on in place. As in `rows`, weights
-are multiplied as they are, and what a Pearson layer owes to their mean is put right afterwards.
+its time: new memory costs several times the pass that fills it. So what a product or a gradient has
+made is worked on in place. A depthwise layer, whose statistics are as large as x and y, makes them
+of a few images at a time. As in `rows`, weights are multiplied as they are, and what a Pearson
+layer owes to their mean is put right afterwards.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,31 +20,43 @@ from cosnorm.ops.spec import Spec, memory_format
 # Of a mean in a square, beyond which it would cost digits: of units, which meet inputs far from
 # zero, and of inputs. A mean of random numbers has less, so that nothing is done twice for it.
 _OF_UNITS, _OF_INPUTS = 1 / 8, 3 / 4
+_PIECE = 1 << 18  # numbers, of which several such pieces lie in a cache
 _LASTS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def serves(input: Tensor, weight: Tensor, spec: Spec) -> bool:
-    """Depthwise layers have as many maps as channels, and go another way."""
     plain = input.device.type == "cpu" and input.dtype == weight.dtype
     plain = plain and input.dtype in (torch.float32, torch.float64)
-    plain = plain and spec.geometry is not None and not spec.transposed and weight.shape[1] > 1
+    plain = plain and spec.geometry is not None and not spec.transposed
     return plain and input.numel() > 0 and not torch.compiler.is_compiling()
+
+
+def _pieces(weight: Tensor, *tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
+    """The same few images of each tensor, and the next; all at once but for depthwise layers."""
+    images, largest = len(tensors[0]), max(t.numel() for t in tensors)
+    if weight.shape[1] > 1 or largest <= _PIECE:
+        return [tensors]
+    few = max(1, _PIECE * images // largest)
+    return zip(*(t.split(few) for t in tensors), strict=True)
+
+
+def _last(weight: Tensor) -> bool:
+    """Whether weights lie channels last; those of one channel, which lie both ways, do not."""
+    last = _LASTS.get(weight.dim())
+    many = last is not None and weight.shape[1] > 1
+    return many and weight.is_contiguous(memory_format=last)
 
 
 def _in_rows(weight: Tensor) -> Tensor:
     """The weights of each unit in one row, in the order in which they lie in memory."""
-    last = _LASTS.get(weight.dim())
-    if last is not None and weight.is_contiguous(memory_format=last):
-        weight = weight.movedim(1, -1)
-    return weight.flatten(1)
+    return (weight.movedim(1, -1) if _last(weight) else weight).flatten(1)
 
 
 def _as_weight(moved: Tensor, weight: Tensor) -> Tensor:
     """Rows that `_in_rows` has made, and that were changed since, as weights."""
-    last = _LASTS.get(weight.dim())
-    if last is not None and weight.is_contiguous(memory_format=last):
-        return moved.view(weight.movedim(1, -1).shape).movedim(-1, 1)
-    return moved.view_as(weight)
+    if not _last(weight):
+        return moved.view_as(weight)
+    return moved.view(weight.movedim(1, -1).shape).movedim(-1, 1)
 
 
 def _grouped(x: Tensor, groups: int) -> Tensor:
@@ -50,9 +64,12 @@ def _grouped(x: Tensor, groups: int) -> Tensor:
     return x.unflatten(1, (groups, -1))
 
 
-def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(μ, Σ(x-μ)²) at each position of (N, groups, channels, …)."""
-    count, mean, square = x.shape[2], x.mean(2), x.square().sum(2)
+def _moments(x: Tensor) -> boxes.Moments:
+    """At each position of (N, groups, channels, …)."""
+    count = x.shape[2]
+    if count == 1:
+        return boxes.Moments(x.squeeze(2), None, 1)
+    mean, square = x.mean(2), x.square().sum(2)
     m2 = torch.addcmul(square, mean, mean, value=-count)
     lost = rows.lossy(m2, square, _OF_INPUTS)
     if lost is not None:
@@ -60,17 +77,45 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
         drift = dev.mean(2)  # what rounding has left in the mean
         exact = dev.square_().sum(2).addcmul_(drift, drift, value=-count)
         m2, mean = torch.where(lost, exact, m2), torch.where(lost, mean + drift, mean)
-    return mean, m2
+    return boxes.Moments(mean, m2, count)
 
 
-def _fields(
-    x: Tensor, kernel: Sequence[int], spec: Spec, bias: bool
-) -> tuple[Tensor, Tensor | None]:
+def _fields(x: Tensor, w: Tensor, spec: Spec, bias: bool) -> tuple[Tensor, Tensor | None]:
     """As `boxes.fields`."""
-    x = _grouped(x, spec.groups)
-    if spec.centered:
-        return boxes.centred(*_moments(x), x.shape[2], kernel, spec, bias)
-    return boxes.lengths(x.square().sum(2), kernel, spec, bias), None
+    kernel, found = w.shape[2:], []
+    for (few,) in _pieces(w, x):
+        few = _grouped(few, spec.groups)
+        if spec.centered:
+            found.append(boxes.centred(_moments(few), kernel, spec, bias))
+        else:
+            found.append((boxes.lengths(_summed(few.square()), kernel, spec, bias), None))
+    if len(found) == 1:
+        return found[0]
+    rx, mx = zip(*found, strict=True)
+    return torch.cat(rx), torch.cat(mx) if spec.centered else None
+
+
+def _summed(x: Tensor) -> Tensor:
+    """Over the channels of (N, groups, channels, …); of one channel, a view."""
+    return x.squeeze(2) if x.shape[2] == 1 else x.sum(2)
+
+
+def _are_rows(x: Tensor, w: Tensor, spec: Spec) -> bool:
+    """Whether this is a linear layer of single positions, which lie in memory as its rows."""
+    if w[0].numel() > w.shape[1] or spec.groups > 1 or not rows.knows(spec):
+        return False
+    stride, padding, *_ = spec.geometry or ((), ())
+    if any(padding) or any(step > 1 for step in stride):
+        return False
+    layout = memory_format(x, w)
+    return x.shape[2:].numel() == 1 or (
+        layout != torch.contiguous_format and x.is_contiguous(memory_format=layout)
+    )
+
+
+def _rows(maps: Tensor) -> Tensor:
+    """Of (N, channels, …) the rows of channels; a view where they lie so."""
+    return maps.movedim(1, -1).reshape(-1, maps.shape[1])
 
 
 def _entries(weight: Tensor, bias: Tensor | None) -> int:
@@ -81,8 +126,13 @@ def forward(
     x: Tensor, w: Tensor, b: Tensor | None, scale: Tensor | None, spec: Spec, keep: bool
 ) -> tuple[Tensor, list[Tensor | None]]:
     """As `steps.forward`."""
-    rx, mx = _fields(x, w.shape[2:], spec, b is not None)
-    flat = _in_rows(w)
+    if _are_rows(x, w, spec):
+        size, layout = (len(x), len(w), *x.shape[2:]), memory_format(x, w)
+        y = torch.empty(size, dtype=x.dtype, memory_format=layout)
+        _, kept = rows.forward(_rows(x), w.flatten(1), b, scale, spec, keep, _rows(y))
+        return y, [y, *kept[1:]] if keep and spec.act.keeps_output else kept
+    rx, mx = _fields(x, w, spec, b is not None)
+    flat, layout = _in_rows(w), memory_format(x, w)
     if mx is None:
         length = torch.linalg.vector_norm(flat, dim=1)
         units = [rows.inverse(length if b is None else torch.hypot(length, b))]
@@ -93,7 +143,7 @@ def forward(
     stride, padding, dilation, groups, _ = spec.geometry
     none = [0] * len(stride)
     z = torch.convolution(x, w, b, stride, padding, dilation, False, none, groups)
-    z = z.contiguous(memory_format=memory_format(x, w))
+    z = z.contiguous(memory_format=layout)
     maps = _grouped(z, groups)
     if mx is not None:
         mean = _grouped(per_channel(units[1], z).unsqueeze(0), groups)
@@ -107,12 +157,15 @@ def forward(
 def _finished(
     z: Tensor, scale: Tensor | None, spec: Spec, keep: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """(y, what backward keeps of it) of a similarity that may lie beyond its bound."""
+    """(y, what backward keeps of it) of a similarity that may lie beyond its bound.
+
+    What is kept in place of y may lie beyond it too, by what rounding has made of it.
+    """
     plain, act = scale is None and spec.gain == 1, spec.act
     if plain and spec.activation == "relu":
         return z.clamp_(0, 1), z
-    z.clamp_(-1, 1)
-    y = z.clone() if keep and not act.keeps_output else z
+    beside = keep and not act.keeps_output
+    y = torch.clamp(z, -1, 1, out=torch.empty_like(z)) if beside else z.clamp_(-1, 1)
     if not plain:
         y.mul_(_factor(scale, spec, z))
     y = y if spec.activation is None else act.value(y)
@@ -136,6 +189,12 @@ def backward(
     spec: Spec,
     need: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    if _are_rows(x, w, spec):
+        value = kept[0] if kept[0].dim() == 2 else _rows(kept[0])
+        flat = _rows(grad), _rows(x), w.flatten(1)
+        dx, dw, db, dscale = rows.backward(*flat, b, scale, [value, *kept[1:]], spec, need)
+        dx = None if dx is None else dx.view(len(x), *x.shape[2:], -1).movedim(-1, 1)
+        return dx, None if dw is None else dw.view_as(w), db, dscale
     value, rx, mx, stats, _ = kept
     assert spec.geometry is not None
     stride, padding, dilation, groups, _ = spec.geometry
@@ -143,60 +202,90 @@ def backward(
     if len(stats) == 3:
         w, b = w - per_unit(stats[2], w), None if b is None else b - stats[2]
     fields, units = need[0], need[1] or need[2]  # the projection of one is made of both
-    g, of_fields, of_units, dscale = _start(grad, value, scale, spec, (fields, units, need[3]))
+    g, pull, of_units, dscale = _start(
+        grad, value, rx, w, rw, scale, spec, (fields, units, need[3])
+    )
     if not (fields or units):
         return None, None, None, dscale
-    _grouped(g, groups).mul_(rx.unsqueeze(2))
-    g.mul_(per_channel(rw, g) * _factor(scale, spec, g))
     none, out = [0] * len(stride), [w.shape[0]]
     dx, dw, _ = torch.ops.aten.convolution_backward(
         g, x, w, out, stride, padding, dilation, False, none, groups, [fields, units, False]
     )
     db = None
-    if of_fields is not None:
-        pull, kernel, size = of_fields.mul_(rx).mul_(rx).neg_(), w.shape[2:], x.shape[2:]
-        grouped = _grouped(dx, groups)
-        spread = boxes.scatter(pull, size, kernel, spec.geometry)
-        grouped.addcmul_(_grouped(x, groups), spread.unsqueeze(2))
-        if mx is not None and mw is not None:
-            rest = (pull * mx).add_(_over_units(g, mw, groups))
-            grouped.sub_(boxes.scatter(rest, size, kernel, spec.geometry).unsqueeze(2))
+    if pull is not None:
+        means = () if mx is None else (mx, g)
+        for few in _pieces(w, dx, x, pull, *means):
+            _correct(*few, mw=mw, kernel=w.shape[2:], spec=spec)
     if units and of_units is not None:
         pull = (of_units * rw).mul_(rw).neg_()
         dw.addcmul_(w, per_unit(pull, w))
         db = None if b is None else _per_output(g).addcmul_(b, pull)
         if mx is not None and mw is not None:
-            shift = (pull * mw).add_(_over_fields(g, mx, groups))
+            shift = (pull * mw).add_(_over_fields(g, mx, w, groups))
             dw.sub_(per_unit(shift, dw))
             db = None if db is None else db.sub_(shift)
     return dx, dw, db, dscale
 
 
+def _correct(
+    dx: Tensor,
+    x: Tensor,
+    pull: Tensor,
+    mx: Tensor | None = None,
+    g: Tensor | None = None,
+    *,
+    mw: Tensor | None,
+    kernel: Sequence[int],
+    spec: Spec,
+) -> None:
+    """dx -= x·boxᵀ(s), for Pearson - boxᵀ(s·μx - Σ_k g_k μ_k) more; in place. pull: s."""
+    size, dx = x.shape[2:], _grouped(dx, spec.groups)
+    spread = boxes.scatter(pull, size, kernel, spec.geometry)
+    dx.addcmul_(_grouped(x, spec.groups), spread.unsqueeze(2), value=-1)
+    if mx is not None and mw is not None and g is not None:
+        rest = torch.addcmul(_over_units(g, mw, spec.groups), pull, mx, value=-1)
+        dx.sub_(boxes.scatter(rest, size, kernel, spec.geometry).unsqueeze(2))
+
+
 def _start(
-    grad: Tensor, value: Tensor, scale: Tensor | None, spec: Spec, need: Sequence[bool]
+    grad: Tensor,
+    value: Tensor,
+    rx: Tensor,
+    w: Tensor,
+    rw: Tensor,
+    scale: Tensor | None,
+    spec: Spec,
+    need: Sequence[bool],
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """(the gradient behind scale and activation; Σ d·c of each field, and of each unit; the scale's
-    gradient), d being the gradient of c. Of this size one tensor is made.
+    """(g = d·r_x·r_w; s = r_x² Σ d·c of each field; Σ d·c of each unit; the scale's gradient), d
+    being the gradient of c. Of this size g alone is made, which holds d·c at first.
 
     need: of the last three.
     """
     factor, act = _factor(scale, spec, grad), spec.act
-    behind = None  # the gradient behind the activation, where that takes a tensor of its own
-    if not act.keeps_output and spec.activation is not None:
-        behind = act.slope(value * factor).mul_(grad)
-    dot, dscale = (grad if behind is None else behind) * value, None
-    each = _per_output(dot) if need[1] or need[2] else None
-    if need[2] and scale is not None and each is not None:
-        dscale = like_scale(_of_scale(each, scale, spec), scale)
-    if not act.keeps_output and (scale is not None or spec.gain != 1):  # else it is in y
-        dot.mul_(factor)
-        each = each if each is None else each * _factor(scale, spec, each)
-    fields = _grouped(dot, spec.groups).sum(2) if need[0] else None
-    if act.keeps_output:
-        g = torch.ops.aten.threshold_backward.grad_input(grad, value, 0, grad_input=dot)
-    else:
-        g = dot.copy_(grad) if behind is None else behind
-    return g, fields, each, dscale
+    is_plain, in_output = scale is None and spec.gain == 1, act.keeps_output  # the factor is in y
+    after = per_channel(rw, grad) if is_plain else per_channel(rw, grad) * factor
+    g, pulls, each = torch.empty_like(value), [], []
+    for few, d, c, r in _pieces(w, g, grad, value, rx):
+        if not in_output and spec.activation is not None:
+            d = act.slope(c if is_plain else c * factor).mul_(d)
+        dot = torch.mul(d, c, out=few)
+        if need[1] or need[2]:
+            each.append(_per_output(dot))
+        if need[0]:
+            dot = dot if in_output or is_plain else dot.mul_(factor)
+            pulls.append(torch.mul(_summed(_grouped(dot, spec.groups)), r).mul_(r))
+        if in_output:
+            d = torch.ops.aten.threshold_backward.grad_input(d, c, 0, grad_input=few)
+        torch.mul(_grouped(d, spec.groups), r.unsqueeze(2), out=_grouped(few, spec.groups))
+        few.mul_(after)
+    pull = None if not need[0] else pulls[0] if len(pulls) == 1 else torch.cat(pulls)
+    if not each:
+        return g, pull, None, None
+    units, dscale = each[0] if len(each) == 1 else torch.stack(each).sum(0), None
+    if need[2] and scale is not None:
+        dscale = like_scale(_of_scale(units, scale, spec), scale)
+    return g, pull, units if in_output or is_plain else units * _factor(scale, spec, units), dscale
 
 
 def _of_scale(each: Tensor, scale: Tensor, spec: Spec) -> Tensor:
@@ -207,12 +296,15 @@ def _of_scale(each: Tensor, scale: Tensor, spec: Spec) -> Tensor:
     return (each / wide).masked_fill_((wide == 0).expand_as(each), 0)
 
 
-def _over_fields(g: Tensor, mean: Tensor, groups: int) -> Tensor:
+def _over_fields(g: Tensor, mean: Tensor, w: Tensor, groups: int) -> Tensor:
     """Σ g·μx over rows and positions, of each unit; mean: (N, groups, …)."""
     if groups == 1 and not g.is_contiguous():
         return mean.flatten() @ g.movedim(1, -1).flatten(0, -2)
-    units = _grouped(g, groups).flatten(3)
-    return (units @ mean.flatten(2).unsqueeze(3)).sum(0).flatten()
+    if g.is_contiguous():
+        units = _grouped(g, groups).flatten(3)
+        return (units @ mean.flatten(2).unsqueeze(3)).sum(0).flatten()
+    weighted = (_grouped(few, groups) * m.unsqueeze(2) for few, m in _pieces(w, g, mean))
+    return sum(_per_output(few.flatten(1, 2)) for few in weighted)  # pyright: ignore[reportReturnType]
 
 
 def _per_output(maps: Tensor) -> Tensor:
@@ -226,4 +318,4 @@ def _over_units(g: Tensor, mean: Tensor, groups: int) -> Tensor:
         return (mean.view(1, -1) @ g.flatten(2)).view(g.shape[0], 1, *g.shape[2:])
     if groups == 1:
         return (g.movedim(1, -1) @ mean).unsqueeze(1)
-    return _grouped(g * per_channel(mean, g), groups).sum(2)
+    return _summed(_grouped(g * per_channel(mean, g), groups))

@@ -19,7 +19,11 @@ Stats = tuple[Tensor, Tensor | None]  # 1/|x| and μ
 def serves(input: Tensor, weight: Tensor, spec: Spec) -> bool:
     plain = input.device.type == "cpu" and input.dtype == weight.dtype
     plain = plain and weight.dim() == 2 and input.dtype in (torch.float32, torch.float64)
-    return plain and spec.activation in (None, "relu") and not torch.compiler.is_compiling()
+    return plain and knows(spec) and not torch.compiler.is_compiling()
+
+
+def knows(spec: Spec) -> bool:
+    return spec.activation in (None, "relu")
 
 
 def inverse(norm: Tensor) -> Tensor:
@@ -97,33 +101,43 @@ def _moved(w: Tensor, b: Tensor | None, by: Tensor) -> tuple[Tensor, Tensor | No
 
 
 def forward(
-    x: Tensor, w: Tensor, b: Tensor | None, scale: Tensor | None, spec: Spec, keep: bool
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    scale: Tensor | None,
+    spec: Spec,
+    keep: bool,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """As `steps.forward`."""
+    """As `steps.forward`. out: where y goes."""
     rx, mx = _input_stats(x, b is not None, spec.centered)
+    relu = spec.activation == "relu"
+    beside = keep and not relu  # c is kept beside y
     if mx is None:
         length = torch.linalg.vector_norm(w, dim=1)
         units = [inverse(length if b is None else torch.hypot(length, b))]
-        z = torch.nn.functional.linear(x, w, b)
+        z = _product(x, w, b, None if beside else out)
     else:
         w, b, units = centred_units(w, b)
-        z = torch.nn.functional.linear(x, w, b)
+        z = _product(x, w, b, None if beside else out)
         z.addcmul_(mx, units[1], value=-(w.shape[1] + (b is not None)))
     z.mul_(rx).mul_(units[0])
     plain = scale is None and spec.gain == 1
-    relu, kept, y = spec.activation == "relu", None, z
-    z.clamp_(0 if plain and relu else -1, 1)
-    if keep and not relu:
-        kept, y = z, z.clone() if plain else z * spec.gain
-    elif not plain:
-        y = z.mul_(spec.gain)
+    least = 0 if plain and relu else -1
+    y = torch.clamp(z, least, 1, out=out) if beside else z.clamp_(least, 1)
+    if spec.gain != 1:
+        y.mul_(spec.gain)
     if scale is not None:
         y.mul_(scale.to(y.dtype))
     if relu and not plain:
         y.relu_()
-    if not keep:
-        return y, []
-    return y, [y if kept is None else kept, rx, mx, torch.stack(units), None]
+    return y, [z if beside else y, rx, mx, torch.stack(units), None] if keep else []
+
+
+def _product(x: Tensor, w: Tensor, b: Tensor | None, out: Tensor | None) -> Tensor:
+    if out is None:
+        return torch.nn.functional.linear(x, w, b)
+    return torch.mm(x, w.t(), out=out) if b is None else torch.addmm(b, x, w.t(), out=out)
 
 
 def backward(
