@@ -42,11 +42,11 @@ class Moments(NamedTuple):
 
     mean: Tensor
     m2: Tensor | None
-    count: int
+    entries: int
 
     def narrow(self, dim: int, start: int, length: int) -> "Moments":
         m2 = None if self.m2 is None else self.m2.narrow(dim, start, length)
-        return Moments(self.mean.narrow(dim, start, length), m2, self.count)
+        return Moments(self.mean.narrow(dim, start, length), m2, self.entries)
 
 
 def centred(
@@ -80,10 +80,10 @@ def _merged(moments: Moments, axis: int, taps: int, size: int, geometry: Geometr
 
 def _joined(one: Moments, other: Moments) -> Moments:
     """The moments of two windows' entries together."""
-    count = one.count + other.count
+    count = one.entries + other.entries
     apart = other.mean - one.mean
-    mean = torch.add(one.mean, apart, alpha=other.count / count)
-    share = one.count * other.count / count
+    mean = torch.add(one.mean, apart, alpha=other.entries / count)
+    share = one.entries * other.entries / count
     if one.m2 is None and other.m2 is None:
         return Moments(mean, apart.square_().mul_(share), count)
     m2 = one.m2 if other.m2 is None else other.m2 if one.m2 is None else one.m2 + other.m2

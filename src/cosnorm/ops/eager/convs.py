@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosnorm.ops.eager import boxes, rows
+from cosnorm.ops.eager import boxes, early, rows
 from cosnorm.ops.reference.numerics import like_scale, per_channel, per_unit
 from cosnorm.ops.spec import Spec, memory_format
 
-# Of a mean in a square, beyond which it would cost digits: of units, which meet inputs far from
-# zero, and of inputs. A mean of random numbers has less, so that nothing is done twice for it.
-_OF_UNITS, _OF_INPUTS = 1 / 8, 3 / 4
+# Of a mean in a square of units, beyond which it would cost digits: less than `rows` allows, since
+# these units meet inputs far from zero.
+_OF_UNITS = 1 / 8
 _PIECE = 1 << 18  # numbers, of which several such pieces lie in a cache
 _LASTS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -43,8 +43,9 @@ def _pieces(weight: Tensor, *tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
 def _last(weight: Tensor) -> bool:
     """Whether weights lie channels last; those of one channel, which lie both ways, do not."""
     last = _LASTS.get(weight.dim())
-    many = last is not None and weight.shape[1] > 1
-    return many and weight.is_contiguous(memory_format=last)
+    if last is None or weight.shape[1] == 1:
+        return False
+    return weight.is_contiguous(memory_format=last)
 
 
 def _in_rows(weight: Tensor) -> Tensor:
@@ -71,7 +72,7 @@ def _moments(x: Tensor) -> boxes.Moments:
         return boxes.Moments(x.squeeze(2), None, 1)
     mean, square = x.mean(2), x.square().sum(2)
     m2 = torch.addcmul(square, mean, mean, value=-count)
-    lost = rows.lossy(m2, square, _OF_INPUTS)
+    lost = rows.lossy(m2, square, rows.OF_INPUTS)
     if lost is not None:
         dev = x - mean.unsqueeze(2)
         drift = dev.mean(2)  # what rounding has left in the mean
@@ -129,7 +130,10 @@ def forward(
     if _are_rows(x, w, spec):
         size, layout = (len(x), len(w), *x.shape[2:]), memory_format(x, w)
         y = torch.empty(size, dtype=x.dtype, memory_format=layout)
-        _, kept = rows.forward(_rows(x), w.flatten(1), b, scale, spec, keep, _rows(y))
+        flat = _rows(x), w.flatten(1)
+        if early.is_shorter(*flat, scale, spec):
+            return y, early.forward(*flat, b, spec, keep, _rows(y))[1]
+        _, kept = rows.forward(*flat, b, scale, spec, keep, _rows(y))
         return y, [y, *kept[1:]] if keep and spec.act.keeps_output else kept
     rx, mx = _fields(x, w, spec, b is not None)
     flat, layout = _in_rows(w), memory_format(x, w)
@@ -190,9 +194,12 @@ def backward(
     need: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     if _are_rows(x, w, spec):
-        value = kept[0] if kept[0].dim() == 2 else _rows(kept[0])
-        flat = _rows(grad), _rows(x), w.flatten(1)
-        dx, dw, db, dscale = rows.backward(*flat, b, scale, [value, *kept[1:]], spec, need)
+        flat = _rows(grad), _rows(x), w.flatten(1), b
+        if kept[0] is None:
+            dx, dw, db, dscale = *early.backward(*flat, kept, spec, need), None
+        else:
+            value = kept[0] if kept[0].dim() == 2 else _rows(kept[0])
+            dx, dw, db, dscale = rows.backward(*flat, scale, [value, *kept[1:]], spec, need)
         dx = None if dx is None else dx.view(len(x), *x.shape[2:], -1).movedim(-1, 1)
         return dx, None if dw is None else dw.view_as(w), db, dscale
     value, rx, mx, stats, _ = kept

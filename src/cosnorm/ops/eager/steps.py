@@ -10,20 +10,18 @@ In float16, unit weights are lifted (see `numerics.lift`), and g is by as much t
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from cosnorm.ops.eager import boxes, convs, early, rows
+from cosnorm.ops.eager.units import Unit, project, unit_weight
 from cosnorm.ops.reference.numerics import (
     full_precision,
     into_cosine,
-    lift,
     like_scale,
     per_channel,
-    per_unit,
     product_dtype,
     weight_stats,
 )
@@ -33,16 +31,6 @@ unsafe_view = (
     torch.ops.aten._unsafe_view.default
 )  # no view: what comes after may change it in place
 _CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
-
-
-class Unit(NamedTuple):
-    """Weights as they are multiplied, and what remains to be done to the product."""
-
-    weight: Tensor
-    bias: Tensor | None
-    total: Tensor | None  # Σv of each unit as rounded, Pearson only
-    raw: bool  # w itself: the product is still to be multiplied by 1/|w|
-    lift: float  # what v was multiplied by; no default, which torch.compile takes for a variable
 
 
 def forward(
@@ -56,6 +44,9 @@ def forward(
             shaped = unsafe_view(y, (*lead, y.shape[-1]))
             return shaped, [shaped if t is y else t for t in kept]
         if rows.serves(input, weight, spec):
+            if early.is_shorter(input, weight, scale, spec):
+                y = input.new_empty(len(input), len(weight))
+                return early.forward(input, weight, bias, spec, keep, y)
             return rows.forward(input, weight, bias, scale, spec, keep)
         if convs.serves(input, weight, spec):
             return convs.forward(input, weight, bias, scale, spec, keep)
@@ -86,26 +77,6 @@ def infer(
     rnorm, mean = boxes.fields(input, weight.shape[2:], spec, bias is not None)
     z = product(input.to(weight.dtype), unit, spec)
     return finish(z, rnorm, mean, rnorm, unit, scale, spec, False, input.dtype)[0]
-
-
-def unit_weight(
-    weight: Tensor, bias: Tensor | None, stats: Tensor, spec: Spec, dtype: torch.dtype
-) -> Unit:
-    """v of each unit, normalised in float32 and rounded once; stats: (1/|w|, μw)."""
-    if not spec.centered and weight.dtype == dtype != torch.float16:
-        return Unit(weight, bias, None, True, 1.0)
-    rnorm, mean, up = stats[0], stats[1], lift(dtype, weight, bias is not None)
-    rnorm = rnorm if up == 1 else rnorm * up
-    v, vb = weight.to(stats.dtype), None if bias is None else bias.to(stats.dtype)
-    if spec.centered:
-        v = v - per_unit(mean, v)
-        vb = None if vb is None else vb - mean
-    v = (v * per_unit(rnorm, v)).to(dtype)
-    vb = None if vb is None else (vb * rnorm).to(dtype)
-    if not spec.centered:
-        return Unit(v, vb, None, False, up)
-    total = v.flatten(1).sum(1, dtype=stats.dtype)
-    return Unit(v, vb, total if vb is None else total + vb, False, up)
 
 
 def product(x: Tensor, unit: Unit, spec: Spec) -> Tensor:
@@ -162,24 +133,21 @@ def backward(
     need: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     with full_precision(input):
-        value, rnorm, mean, stats, v = kept
-        assert rnorm is not None and stats is not None
         x = input
-        if value is None:  # `early`
-            x, grad = (t.reshape(-1, t.shape[-1]) for t in (input, grad))
-            dx, dw, db = early.backward(grad, x, weight, bias, kept, spec, need)
-            if dw is not None:
-                dw, db = project(dw, db, weight, bias, stats, 1.0, spec)
-            return _shaped(dx, input), dw, db, None
         if spec.geometry is None:
-            x, grad, value = (t.reshape(-1, t.shape[-1]) for t in (input, grad, value))
-            kept = [value, *kept[1:]]
+            x, grad = (t.reshape(-1, t.shape[-1]) for t in (input, grad))
+            if kept[0] is None:  # `early`
+                dx, dw, db = early.backward(grad, x, weight, bias, kept, spec, need)
+                return _shaped(dx, input), dw, db, None
+            kept = [kept[0].reshape(-1, kept[0].shape[-1]), *kept[1:]]
         if rows.serves(x, weight, spec):
             done = rows.backward(grad, x, weight, bias, scale, kept, spec, need)
             return _shaped(done[0], input), *done[1:]
         if convs.serves(x, weight, spec):
             dx, dw, db, dscale = convs.backward(grad, x, weight, bias, scale, kept, spec, need)
             return laid(dx, input, weight), laid(dw, weight), db, dscale
+        value, rnorm, mean, stats, v = kept
+        assert value is not None and rnorm is not None and stats is not None
         dtype = product_dtype(input)
         unit = unit_weight(weight, bias, stats, spec, dtype)
         unit = unit if v is None else unit._replace(weight=v)
@@ -247,38 +215,3 @@ def correct(
     if mean is not None:
         out = out + boxes.scatter(field * mean, size, kernel, spec.geometry).unsqueeze(2)
     return out.flatten(1, 2).to(x.dtype)
-
-
-def project(
-    dv: Tensor,
-    dvb: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    stats: Tensor,
-    up: float | None,
-    spec: Spec,
-) -> tuple[Tensor, Tensor | None]:
-    """r_w (dv - mean(dv) - v⟨dv, v⟩), with v = r_w (w - μw), of dv / up; None: of r_w·dv."""
-    wide, (rnorm, mean) = stats.dtype, (stats[0], stats[1])
-    g, w = dv.to(wide), weight.to(wide)
-    gb, b = None, None
-    if dvb is not None and bias is not None:
-        gb, b = dvb.to(wide), bias.to(wide)
-    if spec.centered:
-        w = w - per_unit(mean, w)
-        b = None if b is None else b - mean
-    dot, total = (g * w).flatten(1).sum(1), None
-    dot = dot if gb is None or b is None else dot + gb * b
-    factor = None if up is None else rnorm if up == 1 else rnorm * up
-    pull = dot * rnorm * rnorm
-    dw = g - w * per_unit(pull, w)
-    db = None if gb is None or b is None else gb - b * pull
-    if spec.centered:
-        total = g.flatten(1).sum(1) if gb is None else g.flatten(1).sum(1) + gb
-        shift = total / (weight[0].numel() + (bias is not None))
-        dw = dw - per_unit(shift, dw)
-        db = None if db is None else db - shift
-    if factor is not None:
-        dw = dw * per_unit(factor, dw)
-        db = None if db is None else db * factor
-    return dw.to(weight.dtype), None if db is None or bias is None else db.to(bias.dtype)
