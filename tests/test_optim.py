@@ -79,6 +79,25 @@ def test_a_pearson_layer_knows_its_weights_without_their_mean():
     assert told == pytest.approx(float((turned / grads).mean()), rel=1e-3)
 
 
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop])
+def test_adams_kin_turn_vectors_by_the_rate_over_their_length(kind):
+    """Twice the length, half the turn: what a first step does, and what is told."""
+    turns, told = [], []
+    for length in (1.0, 2.0):
+        torch.manual_seed(0)
+        layer = CosineLinear(50, 4).double()
+        with torch.no_grad():
+            layer.weight.mul_(length / layer.weight.norm(dim=1, keepdim=True))
+        optimizer = kind(layer.parameters(), lr=1e-5)
+        told.append(effective_lr(layer, optimizer)[""])
+        first = nn.functional.normalize(layer.weight.detach().clone())
+        layer(torch.randn(8, 50, dtype=torch.float64)).square().sum().backward()
+        optimizer.step()
+        turns.append(float((nn.functional.normalize(layer.weight.detach()) - first).norm()))
+    assert turns[0] / turns[1] == pytest.approx(2, rel=0.02)
+    assert told == [pytest.approx(1e-5), pytest.approx(0.5e-5)]
+
+
 def joint(layer):
     return torch.cat([layer.weight, layer.bias.unsqueeze(1)], 1).detach()
 
@@ -139,7 +158,7 @@ def test_arguments_of_other_kinds(call, told):
         call()
 
 
-@pytest.mark.parametrize("wrong", [-0.1, 0, float("nan"), "0.1"])
+@pytest.mark.parametrize("wrong", [True, -0.1, 0, float("nan"), "0.1"])
 def test_a_rate_that_is_none(wrong):
     with pytest.raises(ValueError, match="lr must be a number above 0, the rate of dot products"):
         translated_lr(CosineLinear(2, 2), wrong, torch.randn(3, 2))
@@ -387,6 +406,14 @@ def test_a_translated_rate_moves_outputs_as_a_dot_product_does():
     changes = [(change(plain, lr, row), change(cosine, rate, row)) for row in x.split(1)]
     ratios = torch.tensor([b / a for a, b in changes])
     assert float(ratios.median()) == pytest.approx(1, rel=0.1)
+
+
+@pytest.mark.parametrize("size", [0.01, 1.0])
+def test_a_calibrated_layer_with_a_bias_keeps_its_rate(size):
+    """Beside small inputs the bias is most of the vectors, [x, 1] and [w, b]."""
+    model, x = nn.Sequential(nn.Linear(8, 4)), size * torch.randn(256, 8)
+    convert(model, "cosine", calibrate=x, head=None)
+    assert translated_lr(model, 0.1, x)["0"] == pytest.approx(0.1, rel=0.5)
 
 
 def test_translation_leaves_the_model_as_it_was_and_says_what_it_cannot_do():

@@ -14,12 +14,16 @@ WIDEST = 88  # characters, the column of the site
 
 # Every block that is not run, by its page and first line. The page has the reason.
 NOT_RUN = {
-    ("README.md", 'pip install "torch>=2.11"   # the build for your machine, first'),
+    ("README.md", 'pip install "torch>=2.11"  # the build for your machine, first'),
     (
         "README.md",
         "make compare    # a few minutes: five methods, five seeds, a data set that comes along",
     ),
     ("docs/start.md", 'pip install "torch>=2.11"'),
+    (
+        "docs/training.md",
+        "model = nn.parallel.DistributedDataParallel(network().to(device))",
+    ),
     ("docs/experiments.md", "cosnorm study learning-rates --out runs/learning-rates"),
     (
         "docs/speed.md",
@@ -37,7 +41,7 @@ NOT_RUN = {
         "docs/scaling.md",
         "torchrun --nproc-per-node 4 -m cosnorm train --dataset mnist --method pearson \\",
     ),
-    ("docs/scaling.md", "pip install 'cosnorm[all,ray]'"),
+    ("docs/scaling.md", "pip install '.[all,ray]'  # in a checkout"),
     ("docs/ecosystem.md", "tensorboard --logdir runs/digits/tensorboard"),
     ("docs/scaling.md", "# on the first machine"),
     ("docs/scaling.md", "cosnorm compare --dataset mnist --seeds 10 --out runs/mnist"),
@@ -45,7 +49,7 @@ NOT_RUN = {
         "docs/scaling.md",
         "PYTHONPATH=src python -m tools.seeds --data DIR --out results/h200/seeds.json",
     ),
-    ("docs/scaling.md", "pip install 'cosnorm[all]'"),
+    ("docs/scaling.md", "pip install '.[all]'  # in a checkout"),
     (
         "docs/scaling.md",
         "sky jobs launch cosnorm.yaml --secret AWS_ACCESS_KEY_ID --secret AWS_SECRET_ACCESS_KEY",

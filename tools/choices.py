@@ -46,6 +46,7 @@ def plan() -> Iterator[Settings]:
     for optimizer, rates in TORCHS_RATES.items():
         chosen = [{"optimizer": optimizer, "lr": rate, "init_std": TORCHS} for rate in rates]
         found += [{"method": method, **each} for method in ("pearson", "batch") for each in chosen]
+        found += [{"method": "pearson", **each, "scale_start": 10.0} for each in chosen]
     for optimizer, rate in SCALED:
         found += [
             {"method": "pearson", "optimizer": optimizer, "lr": rate, "scale_start": start}
@@ -79,15 +80,35 @@ def methods() -> str:
     return table(["method", "rate of SGD", "test error %"], rows)
 
 
-def rates(**settings: Any) -> str:
+def rates() -> str:
     """Errors by optimiser and rate, Pearson beside batch normalisation."""
+    methods: list[Settings] = [{"method": "pearson"}, {"method": "batch"}]
+    heads = ["pearson, test error %", "batch, test error %"]
+    return _by_rate(RATES, heads, methods)
+
+
+def torchs_rates() -> str:
+    """The same with first weights as torch makes them, and with a scale as in a layer of one's own."""
+    methods: list[Settings] = [{"method": "pearson", "scale_start": 10.0}]
+    methods += [{"method": "pearson"}, {"method": "batch"}]
+    heads = ["pearson, scale from 10", "pearson, scale from 1", "batch"]
+    found = _by_rate(TORCHS_RATES, heads, [{**each, "init_std": TORCHS} for each in methods])
+    return (
+        f"{found}\n\nMNIST, {COMMON['epochs']} epochs, layers of {COMMON['width']} units, {SEEDS} "
+        f"seeds, test error in percent: mean ± deviation. First weights of deviation {TORCHS:g}, "
+        "about as torch makes them; momentum is 0.9; the scale is that of the last layer."
+    )
+
+
+def _by_rate(
+    rates: Mapping[str, Sequence[float]], heads: Sequence[str], columns: Sequence[Settings]
+) -> str:
     rows = [
-        [optimizer, f"{rate:g}"]
-        + [error(method=m, optimizer=optimizer, lr=rate, **settings) for m in ("pearson", "batch")]
-        for optimizer, several in (TORCHS_RATES if settings else RATES).items()
+        [optimizer, f"{rate:g}", *(error(optimizer=optimizer, lr=rate, **each) for each in columns)]
+        for optimizer, several in rates.items()
         for rate in several
     ]
-    return table(["optimiser", "rate", "pearson, test error %", "batch, test error %"], rows)
+    return table(["optimiser", "rate", *heads], rows)
 
 
 def rate_rows() -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
     y(a·w) = y(w) for a > 0,   so   ⟨w, dw⟩ = 0   and   |w|² grows by lr²|dw|² a step of plain SGD
 
 The direction w/|w| moves by `lr/|w|²` for a gradient at unit length: the effective learning rate.
+(Adam and its kin divide by the gradient's size, which goes as 1/|w|: there it is `lr/|w|`.)
 Weight decay does not make such a network simpler, it keeps |w| short and so the rate high.
 A Pearson layer knows its weights without their mean: there w is w − μw throughout.
 """
@@ -27,6 +28,10 @@ __all__ = ["effective_lr", "param_groups", "project", "project_after_step", "tra
 
 _SIMILAR = (CosineLinear, _CosineConv, _CosineConvTranspose)
 _SPARSE = ("cosine", "pearson", "weight", "batch")
+_ADAMS_KIN = (
+    torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam,
+    torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.SparseAdam,
+)  # fmt: skip
 _CONSTANT = 1e-12  # a centred vector that is shorter, beside the whole, is rounding: no direction
 
 
@@ -212,8 +217,11 @@ def _check_model(model: Any) -> nn.Module:
 
 @torch.no_grad()
 def effective_lr(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, float]:
-    """`lr/|w|²` of every scale-free layer whose weight the optimiser updates, mean over its
-    outputs: a number to log.
+    """How far a step turns the weight vectors of every scale-free layer that the optimiser updates,
+    mean over its outputs: a number to log.
+
+    `lr/|w|²`, times the gradient at length one; with Adam, AdamW, Adamax, NAdam, RAdam, RMSprop,
+    Adagrad and SparseAdam, which divide by the gradient's size, `lr/|w|`.
 
     Vectors without a direction (zero, for Pearson constant) never turn, and count as 0.
 
@@ -222,20 +230,22 @@ def effective_lr(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
     >>> effective_lr(model, torch.optim.SGD(model.parameters(), lr=1.0)).keys()
     dict_keys(['0'])
     """
-    groups = _innermost(optimizer).param_groups
+    inner = _innermost(optimizer)
+    groups, power = inner.param_groups, 1 if isinstance(inner, _ADAMS_KIN) else 2
     rates = {p: group["lr"] for group in groups for p in group["params"]}
     layers = scale_free(_check_model(model))
     updated = {name: layer for name, layer in layers.items() if layer.weight in rates}
     for name, layer in updated.items():
         _check_in_memory(name, layer)
     return {
-        name: turning(lengths(layer), float(rates[layer.weight])) for name, layer in updated.items()
+        name: turning(lengths(layer), float(rates[layer.weight]), power)
+        for name, layer in updated.items()
     }
 
 
-def turning(lengths: Tensor, lr: float) -> float:
+def turning(lengths: Tensor, lr: float, power: int = 2) -> float:
     """`lr/|w|²`, mean over vectors of these lengths; those without a direction never turn."""
-    return float(torch.where(lengths == 0, 0.0, lr / lengths.square()).mean())
+    return float(torch.where(lengths == 0, 0.0, lr / lengths**power).mean())
 
 
 @torch.no_grad()
@@ -258,7 +268,8 @@ def translated_lr(model: nn.Module, lr: float, *inputs: Any, **options: Any) -> 
     >>> translated_lr(model, 0.1, torch.randn(16, 8)).keys()
     dict_keys(['0', '1'])
     """
-    if not (isinstance(lr, int | float) and 0 < lr < math.inf):
+    is_number = isinstance(lr, int | float) and not isinstance(lr, bool)
+    if not (is_number and 0 < lr < math.inf):
         raise ValueError(f"lr must be a number above 0, the rate of dot products; got {lr!r}")
     if not (inputs or options):
         raise TypeError("the rates depend on the sizes of inputs; got none: pass a batch after lr")
@@ -276,6 +287,7 @@ def translated_lr(model: nn.Module, lr: float, *inputs: Any, **options: Any) -> 
                     "pass a batch as the model is trained on"
                 )
             x2 = float(x.double().square().mean()) * _entries(layer)
+            x2 += len(_vectors(layer)) - 1  # the 1 that meets a bias
             w2 = float(lengths(layer).square().mean())
             scale = getattr(layer, "scale", None)
             s = 1.0 if scale is None else float(torch.as_tensor(scale).double().mean())

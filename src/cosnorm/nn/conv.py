@@ -1,5 +1,6 @@
 """Convolutions that measure similarity, plain and transposed, in one, two and three dimensions."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -19,11 +20,13 @@ from cosnorm.checks import (
     conv_padding,
     sizes,
 )
+from cosnorm.nn.conv_docs import conv, conv_transpose
 from cosnorm.nn.dead import warn_if_dead
 from cosnorm.nn.scale import LearnScale, add_scale, describe, reset_scale, set_choices
 from cosnorm.ops.activations import Name as Activation
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
+Sizes = int | Sequence[int]  # one number for all dimensions of space, or one for each
 
 
 # By name: torch.fx puts its own in their place while it traces.
@@ -75,21 +78,16 @@ class _Similarity:
 
 
 class _CosineConv(_Similarity, _ConvNd):
-    """Stands in for nn.ConvNd: y = act(scale · cos(receptive field, filter)).
-
-    Every receptive field has its own norm (and mean, if centred); whatever the padding mode puts
-    around the input belongs to the fields. Parameters, their initialisation and all arguments are
-    torch's, but bias=False; the rest is as in CosineLinear.
-    """
+    """What the layers of one, two and three dimensions have in common."""
 
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: Any,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
+        kernel_size: Sizes,
+        stride: Sizes = 1,
+        padding: Sizes | str = 0,
+        dilation: Sizes = 1,
         groups: int = 1,
         bias: bool = False,
         padding_mode: PaddingMode = "zeros",
@@ -145,10 +143,10 @@ class _PearsonConv(_CosineConv):
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: Any,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
+        kernel_size: Sizes,
+        stride: Sizes = 1,
+        padding: Sizes | str = 0,
+        dilation: Sizes = 1,
         groups: int = 1,
         bias: bool = False,
         padding_mode: PaddingMode = "zeros",
@@ -167,23 +165,19 @@ class _PearsonConv(_CosineConv):
 
 
 class _CosineConvTranspose(_Similarity, _ConvTransposeNd):
-    """Stands in for nn.ConvTransposeNd.
-
-    The vectors of an output are the inputs that reach it and the taps by which they do; near
-    borders and at strides above one their number differs from output to output.
-    """
+    """What the layers of one, two and three dimensions have in common."""
 
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: Any,
-        stride: Any = 1,
-        padding: Any = 0,
-        output_padding: Any = 0,
+        kernel_size: Sizes,
+        stride: Sizes = 1,
+        padding: Sizes = 0,
+        output_padding: Sizes = 0,
         groups: int = 1,
         bias: bool = False,
-        dilation: Any = 1,
+        dilation: Sizes = 1,
         padding_mode: PaddingMode = "zeros",
         device: Any = None,
         dtype: Any = None,
@@ -223,13 +217,13 @@ class _PearsonConvTranspose(_CosineConvTranspose):
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: Any,
-        stride: Any = 1,
-        padding: Any = 0,
-        output_padding: Any = 0,
+        kernel_size: Sizes,
+        stride: Sizes = 1,
+        padding: Sizes = 0,
+        output_padding: Sizes = 0,
         groups: int = 1,
         bias: bool = False,
-        dilation: Any = 1,
+        dilation: Sizes = 1,
         padding_mode: PaddingMode = "zeros",
         device: Any = None,
         dtype: Any = None,
@@ -245,61 +239,61 @@ class _PearsonConvTranspose(_CosineConvTranspose):
         )  # fmt: skip
 
 
+@conv
 class CosineConv1d(_CosineConv):
-    __doc__ = _CosineConv.__doc__
     dims = 1
 
 
+@conv
 class CosineConv2d(_CosineConv):
-    __doc__ = _CosineConv.__doc__
     dims = 2
 
 
+@conv
 class CosineConv3d(_CosineConv):
-    __doc__ = _CosineConv.__doc__
     dims = 3
 
 
+@conv
 class PearsonConv1d(_PearsonConv):
-    __doc__ = _PearsonConv.__doc__
     dims = 1
 
 
+@conv
 class PearsonConv2d(_PearsonConv):
-    __doc__ = _PearsonConv.__doc__
     dims = 2
 
 
+@conv
 class PearsonConv3d(_PearsonConv):
-    __doc__ = _PearsonConv.__doc__
     dims = 3
 
 
+@conv_transpose
 class CosineConvTranspose1d(_CosineConvTranspose):
-    __doc__ = _CosineConvTranspose.__doc__
     dims = 1
 
 
+@conv_transpose
 class CosineConvTranspose2d(_CosineConvTranspose):
-    __doc__ = _CosineConvTranspose.__doc__
     dims = 2
 
 
+@conv_transpose
 class CosineConvTranspose3d(_CosineConvTranspose):
-    __doc__ = _CosineConvTranspose.__doc__
     dims = 3
 
 
+@conv_transpose
 class PearsonConvTranspose1d(_PearsonConvTranspose):
-    __doc__ = _PearsonConvTranspose.__doc__
     dims = 1
 
 
+@conv_transpose
 class PearsonConvTranspose2d(_PearsonConvTranspose):
-    __doc__ = _PearsonConvTranspose.__doc__
     dims = 2
 
 
+@conv_transpose
 class PearsonConvTranspose3d(_PearsonConvTranspose):
-    __doc__ = _PearsonConvTranspose.__doc__
     dims = 3

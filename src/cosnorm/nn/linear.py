@@ -27,7 +27,8 @@ class CosineLinear(nn.Module):
         activation: None, "relu", "gelu", "silu" or "hardswish", fused.
 
     Example:
-        >>> CosineLinear(16, 5, activation="relu")(torch.randn(8, 16)).shape
+        >>> layer = CosineLinear(16, 5, activation="relu")
+        >>> layer(torch.randn(8, 16)).shape
         torch.Size([8, 5])
     """
 
@@ -89,7 +90,21 @@ class CosineLinear(nn.Module):
 
 
 class PearsonLinear(CosineLinear):
-    """CosineLinear with centered=True: y = act(scale · pearson(x, w))."""
+    """Stands in for nn.Linear: y = act(scale · correlation of x and w).
+
+    CosineLinear with centered=True; the mean over its entries is taken out of each vector.
+
+    Args:
+        in_features, out_features, bias, device, dtype: as nn.Linear, but no bias unless asked for.
+        scale: fixed factor, or where a learned one starts (1 if None).
+        learn_scale: True for one learned factor, "per_output" for one each.
+        activation: None, "relu", "gelu", "silu" or "hardswish", fused.
+
+    Example:
+        >>> layer = PearsonLinear(16, 5, scale=10.0, learn_scale=True)
+        >>> layer(torch.randn(8, 16)).shape
+        torch.Size([8, 5])
+    """
 
     def __init__(
         self,

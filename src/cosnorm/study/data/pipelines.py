@@ -66,10 +66,9 @@ class TFCifar:
     Parameters are uniform in [0, 1): top, left, flip, brightness, contrast.
 
     Example:
-        >>> pipeline = tf_cifar(flip=False)
-        >>> params = pipeline.draw(len(x), generator)
-        >>> pipeline.train(x, params).shape  # x: uint8 (128, 3, 32, 32)
-        torch.Size([128, 3, 24, 24])
+        >>> pipeline, x = TFCifar(flip=False), torch.zeros(8, 3, 32, 32, dtype=torch.uint8)
+        >>> pipeline.train(x, pipeline.draw(len(x), torch.Generator())).shape
+        torch.Size([8, 3, 24, 24])
     """
 
     crop: int = 24
