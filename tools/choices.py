@@ -88,7 +88,7 @@ def rates() -> str:
 
 
 def torchs_rates() -> str:
-    """The same with first weights as torch makes them, and with a scale as in a layer of one's own."""
+    """The same with first weights as torch makes them, and beside it with a larger scale."""
     methods: list[Settings] = [{"method": "pearson", "scale_start": 10.0}]
     methods += [{"method": "pearson"}, {"method": "batch"}]
     heads = ["pearson, scale from 10", "pearson, scale from 1", "batch"]
