@@ -1,6 +1,7 @@
 """What the functions accept, and what they say of anything else before any work is done."""
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from cosnorm.ops.activations import ACTIVATIONS
 from cosnorm.ops.reference import autocasting
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_LARGEST = sys.float_info.max
 _FLOATS = "floating point (float64, float32, bfloat16 or float16)"
 
 
@@ -141,6 +143,9 @@ def check_number(name: str, scale: Any, rule: str) -> float:
     """A fixed scale."""
     if isinstance(scale, bool) or not isinstance(scale, int | float | np.integer | np.floating):
         raise TypeError(f"{name}: scale must be {rule}, got {scale!r}; pass a float such as 10.0")
+    if isinstance(scale, int) and not -_LARGEST <= scale <= _LARGEST:
+        told = "an int beyond every float"
+        raise ValueError(f"{name}: scale must be finite, got {told}; pass a float such as 10.0")
     if not -math.inf < scale < math.inf:  # and not isfinite, which torch.compile can't trace
         raise ValueError(f"{name}: scale must be finite, got {scale}; pass a float such as 10.0")
     return float(scale)
@@ -216,6 +221,41 @@ def _check_input(
         )
 
 
+def _check_places(name: str, dims: int, input: Tensor) -> None:
+    if 0 in input.shape[-dims:]:
+        raise ValueError(
+            f"{name}: input must have at least one position in each dimension of space, got "
+            f"{tuple(input.shape)}; leave such inputs out (a batch of none is fine)"
+        )
+
+
+def check_padding_mode(name: str, mode: Any, known: Sequence[str]) -> None:
+    if not isinstance(mode, str) or mode not in known:
+        *others, last = [f'"{each}"' for each in known]
+        rule = f"{', '.join(others)} or {last}" if others else last
+        raise ValueError(
+            f"{name}: padding_mode must be {rule}, got {mode!r}; pad the input with "
+            "torch.nn.functional.pad for any other"
+        )
+
+
+def check_output_size(name: str, dims: int, input: Any, output_size: Any) -> None:
+    """What a transposed layer is asked for beside its input; the sizes themselves torch checks."""
+    check_kind(name, "input", input)
+    if input.dim() not in (dims + 1, dims + 2):
+        raise ValueError(
+            f"{name}: input must have {dims + 2} dimensions, or {dims + 1} without a batch, "
+            f"got {tuple(input.shape)}; reshape it to (N, C, …)"
+        )
+    lengths = (dims, dims + (input.dim() - dims))
+    is_right = isinstance(output_size, Sequence) and len(output_size) in lengths
+    if not is_right or not all(_is_int(size) for size in output_size):
+        raise ValueError(
+            f"{name}: output_size must be a list of {dims} ints, got {output_size!r}; pass the "
+            "size of the output in each dimension of space"
+        )
+
+
 def check_groups(name: str, groups: Any, label: str, channels: int) -> None:
     if not _is_int(groups) or groups < 1:
         raise ValueError(f"{name}: groups must be a positive int, got {groups!r}; pass 1 or more")
@@ -239,6 +279,7 @@ def conv_sizes(
     """Stride, padding and dilation as lists, after every check of the geometry."""
     channels = weight.shape[1] * groups
     _check_input(name, dims, input, channels, "weight × groups ({}) asks for", groups)
+    _check_places(name, dims, input)
     stride = sizes(name, "stride", stride, dims, 1)
     dilation = sizes(name, "dilation", dilation, dims, 1)
     reach = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
@@ -310,11 +351,7 @@ def transpose_sizes(
 ) -> tuple[list[int], list[int], list[int], int, list[int]]:
     """The geometry of a transposed convolution as lists, in torch's order, after every check."""
     _check_input(name, dims, input, weight.shape[0], "weight asks for")
-    if 0 in input.shape[-dims:]:
-        raise ValueError(
-            f"{name}: input must have at least one position in each dimension of space, got "
-            f"{tuple(input.shape)}; leave such inputs out (a batch of none is fine)"
-        )
+    _check_places(name, dims, input)
     stride = sizes(name, "stride", stride, dims, 1)
     dilation = sizes(name, "dilation", dilation, dims, 1)
     padding = sizes(name, "padding", padding, dims, 0)

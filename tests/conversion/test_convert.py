@@ -249,6 +249,11 @@ def test_nothing_to_convert():
         ({"skip": ["conv1", "*.proj"]}, ValueError, r"got '\*\.proj', which matches none"),
         ({"skip": ""}, ValueError, "got '', which matches none"),
         ({"skip": [3]}, TypeError, r"predicates \(name, module\) -> bool; got int 3"),
+        (
+            {"skip": lambda name: True},
+            TypeError,
+            r"a predicate of skip takes \(name, module\); <lambda> does not: write it as",
+        ),
         ({"skip": 3}, TypeError, r"predicates \(name, module\) -> bool; got int 3"),
         ({"drop_norms": "no"}, TypeError, "drop_norms must be True or False; got 'no'"),
         ({"head": "fc3"}, ValueError, "got 'fc3': did you mean fc2, fc1"),

@@ -443,3 +443,26 @@ def test_layers_whose_weight_or_forward_is_not_their_own_stay():
         "its forward was replaced on the object",
     ]
     assert torch.equal(pruned(x), expected)
+
+
+def test_what_is_folded_under_inference_mode_passes_gradients():
+    model = nn.Sequential(nn.Linear(4, 3))
+    cosnorm.convert(model)
+    model.eval()
+    with torch.inference_mode():
+        cosnorm.fold(model)
+    x = torch.randn(2, 4, requires_grad=True)
+    model(x).square().sum().backward()
+    assert x.grad is not None and x.grad.any()
+
+
+class Sharded(nn.Parameter):
+    """Stands for the tensors of sharded layers, which are no plain parameters."""
+
+
+def test_layers_with_parameters_of_another_kind_are_left():
+    model = nn.Sequential(CosineLinear(4, 4)).eval()
+    model[0].weight = Sharded(model[0].weight.detach())
+    (entry,) = cosnorm.fold(model)
+    assert entry.now is None and entry.reason == "its weight is a Sharded, not a plain parameter"
+    assert model(torch.randn(2, 4)).shape == (2, 4)

@@ -386,3 +386,23 @@ def test_anything_but_true_or_false_is_refused():
     with pytest.raises(TypeError, match="fuse_activations must be True or False; got 'relu'"):
         cosnorm.convert(model, fuse_activations="relu")  # pyright: ignore[reportArgumentType]
     assert type(model) is nn.Linear
+
+
+class Storing(Block):
+    def __init__(self):
+        super().__init__()
+        self.act = nn.ReLU()
+
+    def forward(self, x):
+        y = self.conv(x)
+        self.before = y
+        return self.act(y)
+
+
+def test_an_activation_stays_where_what_comes_before_it_is_stored():
+    model = Storing()
+    x = torch.randn(2, 4, 6, 6)
+    account = cosnorm.convert(model, fuse_activations=True)
+    assert not any(entry.now == "Identity" for entry in account)
+    model(x)
+    assert (model.before < 0).any()

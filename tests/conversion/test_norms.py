@@ -446,3 +446,12 @@ def test_reading_a_model_leaves_no_trace_on_it():
     assert not hasattr(part, "last")
     assert not model.training
     assert part.conv.training
+
+
+def test_a_norm_behind_a_layer_that_is_converted_already():
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
+    cosnorm.convert(model)
+    account = cosnorm.convert(model, drop_norms=True)
+    told = {entry.name: (entry.now, entry.reason) for entry in account}
+    assert told["1"] == ("Identity", "directly follows 0")
+    assert isinstance(model[1], nn.Identity)

@@ -319,3 +319,75 @@ def test_norms_whose_parameters_are_used_elsewhere_stay(make, size, inside):
     assert norm.now is None
     assert norm.reason == "a normalisation layer whose parameters are used elsewhere too"
     assert model(torch.randn(size)).isfinite().all()
+
+
+STORED = []
+
+
+class Keeping(nn.Module):
+    """What the norm gives is stored where no trace shows it being used."""
+
+    def __init__(self, where):
+        super().__init__()
+        self.norm, self.layer = nn.LayerNorm(8), nn.Linear(8, 6, bias=False)
+        self.where, self.seen = where, {"list": [], "dict": {}}
+
+    def forward(self, x):
+        h = self.norm(x)
+        if self.where == "attribute":
+            self.kept = h
+        elif self.where == "list":
+            self.seen["list"].append(h)
+        elif self.where == "dict":
+            self.seen["dict"]["h"] = h
+        else:
+            STORED.append(h)
+        return self.layer(h)
+
+
+@pytest.mark.parametrize("where", ["attribute", "list", "dict", "global"])
+def test_a_norm_stays_whose_output_is_stored(where):
+    account = cosnorm.convert(Keeping(where), drop_norms=True)
+    assert about(account, "norm")[0] is None
+    STORED.clear()
+
+
+class Cast(nn.Module):
+    def __init__(self, cast):
+        super().__init__()
+        self.norm, self.layer, self.cast = nn.LayerNorm(8), nn.Linear(8, 6, bias=False), cast
+
+    def forward(self, x):
+        return self.layer(getattr(self.norm(x), self.cast)().float())
+
+
+@pytest.mark.parametrize(("cast", "goes"), [("half", False), ("bfloat16", False), ("double", True)])
+def test_a_norm_stays_where_what_it_takes_off_would_be_rounded(cast, goes):
+    """Rows far from zero do not fit into float16 as they are, and in bfloat16 lose their digits."""
+    model, x = Cast(cast), torch.randn(3, 8) + 1e5
+    account = cosnorm.convert(model, drop_norms=True)
+    assert (about(account, "norm")[0] == "Identity") == goes
+    assert model(x).isfinite().all()
+
+
+class Tied(nn.Module):
+    """A head whose bias its owner has too, as in transformers' BERT."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.decoder = nn.LayerNorm(8), nn.Linear(8, 5)
+        self.bias = nn.Parameter(torch.zeros(5))
+        self.decoder.bias = self.bias
+
+    def forward(self, x):
+        return self.decoder(self.norm(x))
+
+
+def test_a_bias_with_another_owner_stays_and_so_does_the_norm():
+    model, again = Tied(), Tied()
+    account = cosnorm.convert(model, drop_norms=True)
+    told = "goes only into decoder, but beside a bias that other modules have too"
+    assert about(account, "norm") == (None, told)
+    cosnorm.convert(again, drop_norms=True, state=model.state_dict())
+    x = torch.randn(3, 8)
+    assert torch.equal(again(x), model(x))

@@ -160,7 +160,7 @@ FUNCTIONS = {
         ValueError, "kernel spans 5 positions", "has only 4", "pad more"),
     "an image of no rows": (
         lambda: F.cosine_conv2d(r(2, 4, 0, 8), W),
-        ValueError, "kernel spans 3 positions", "has only 0", "pad more"),
+        ValueError, "at least one position in each dimension", "(2, 4, 0, 8)", "leave such"),
     "output padding as large as the stride": (
         lambda: F.cosine_conv_transpose2d(X, T, stride=2, output_padding=2),
         ValueError, "output_padding must be smaller than stride or dilation", "got (2, 2)",
@@ -281,10 +281,10 @@ MODULES = {
         ValueError, "padding must be at least 0", "got (1, -1)", "pass 0 or more"),
     "unknown padding mode": (
         lambda: nn.PearsonConv2d(4, 4, 3, padding_mode="mirror"),
-        ValueError, "padding_mode must be one of", "'mirror'", "reflect"),
+        ValueError, 'padding_mode must be "zeros"', "'mirror'", "torch.nn.functional.pad"),
     "padding mode of a transposed convolution": (
         lambda: nn.PearsonConvTranspose2d(4, 4, 3, padding_mode="reflect"),
-        ValueError, 'Only "zeros" padding mode', "ConvTranspose2d", "zeros"),
+        ValueError, 'padding_mode must be "zeros"', "'reflect'", "torch.nn.functional.pad"),
     "unknown activation": (
         lambda: nn.CosineConvTranspose2d(4, 4, 3, activation="tanh"),
         ValueError, 'activation must be None, "relu"', "got 'tanh'", "apply any other"),
@@ -393,3 +393,49 @@ def test_numpys_numbers_are_scales(number):
 
 def test_a_batch_of_none_is_no_mistake():
     assert F.cosine_conv_transpose1d(r(0, 3, 2), r(3, 2, 4)).shape == (0, 2, 5)
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (
+            lambda: F.cosine_conv2d(torch.randn(2, 4, 5, 0), torch.randn(3, 4, 3, 3), padding=3),
+            "cosine_conv2d: input must have at least one position in each dimension of space",
+        ),
+        (
+            lambda: nn.CosineConvTranspose2d(4, 3, 2)(torch.randn(2, 4, 5, 5), output_size=6),
+            "output_size must be a list of 2 ints, got 6; pass the size of the output",
+        ),
+        (
+            lambda: nn.PearsonConvTranspose1d(4, 3, 2)(torch.randn(2, 4, 5), output_size=[1] * 4),
+            r"output_size must be a list of 1 ints, got \[1, 1, 1, 1\]",
+        ),
+        (
+            lambda: nn.CosineConvTranspose2d(4, 3, 2)(torch.randn(4, 5), output_size=[6, 6]),
+            r"input must have 4 dimensions, or 3 without a batch, got \(4, 5\)",
+        ),
+        (
+            lambda: nn.CosineConv2d(4, 3, 3, padding_mode="foo"),  # pyright: ignore[reportArgumentType]
+            'CosineConv2d: padding_mode must be "zeros", "reflect", "replicate" or "circular", '
+            "got 'foo'; pad the input with",
+        ),
+        (
+            lambda: nn.PearsonConvTranspose3d(4, 3, 3, padding_mode="reflect"),
+            "PearsonConvTranspose3d: padding_mode must be \"zeros\", got 'reflect'; pad",
+        ),
+        (
+            lambda: F.cosine_linear(torch.randn(2, 4), torch.randn(3, 4), scale=10**400),
+            "scale must be finite, got an int beyond every float; pass a float",
+        ),
+    ],
+)
+def test_rule_value_and_fix(call, told):
+    with pytest.raises(ValueError, match=told):
+        call()
+
+
+def test_an_output_size_is_taken_as_by_torch():
+    ours, torchs = nn.CosineConvTranspose2d(4, 3, 2, stride=2), torch.nn.ConvTranspose2d(4, 3, 2, 2)
+    x = torch.randn(2, 4, 5, 5)
+    for size in ([11, 10], (10, 11), torch.Size([2, 3, 10, 10])):
+        assert ours(x, output_size=size).shape == torchs(x, output_size=list(size)).shape

@@ -1,5 +1,7 @@
 """Strides and sizes that are not the plain ones: values as of the plain, layouts as torch's."""
 
+import copy
+
 import pytest
 import torch
 
@@ -166,3 +168,16 @@ def test_a_change_in_place_that_would_falsify_gradients_is_reported(what):
         {"input": inner, "weight": layer.weight, "output": y}[what].mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("stride", [1, (3, 2)])
+@pytest.mark.parametrize("kind", [nn.CosineConvTranspose2d, nn.PearsonConvTranspose2d])
+def test_one_channel_runs_backward_through_a_transposed_layer(kind, stride, dtype):
+    last = torch.channels_last
+    layer = kind(1, 4, (2, 3), stride=stride, dtype=dtype).to(memory_format=last)
+    x = torch.randn(2, 1, 4, 5, dtype=dtype).to(memory_format=last).requires_grad_()
+    plain = copy.deepcopy(layer).to(memory_format=torch.contiguous_format)
+    got = torch.autograd.grad(layer(x).square().sum(), [x, layer.weight])
+    want = torch.autograd.grad(plain(x.contiguous()).square().sum(), [x, plain.weight])
+    torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-5)

@@ -12,7 +12,7 @@ from cosnorm.conversion.norm_kinds import is_norm
 from cosnorm.conversion.tracing import IN_PLACE, Part
 
 _SIZES = {"shape", "size", "dim", "ndim", "device", "dtype"}
-_SAME_ROWS = {"contiguous", "to", "float", "double", "half", "bfloat16", "type_as"}
+_SAME_ROWS = {"contiguous", "float", "double"}  # no casts that may round off what a norm takes off
 
 
 class Fact(Enum):
@@ -29,13 +29,14 @@ class Call(NamedTuple):
     part: Part
     node: fx.Node
     planned: set[nn.Module]  # the layers that will be converted
+    similar: set[nn.Module]  # these, and those that are cosine layers already
 
 
 def source(call: Call) -> nn.Module | Fact:
     """The layer that a norm directly follows."""
     before = _first_input(call.node)
     layer = None if before is None else call.part.target(before)
-    if before is None or layer not in call.planned or layer is None:
+    if before is None or layer not in call.similar or layer is None:
         return Fact.UNKNOWN if before is None or _hides(call, before) else Fact.OTHER
     disturbed = hooked(call.part, before, call.node) or _changed(call, before, [call.node])
     others = [user for user in before.users if user is not call.node and not asks_size(user)]

@@ -138,8 +138,8 @@ def folded_linear(input: Tensor, stored: Stored, finish: Finish) -> Tensor:
     check_tensors("FoldedLinear", input, unit[0], unit[1], weight_dims=2)
     if input.shape[-1:] != (features,):
         raise ValueError(
-            f"input must have {features} features, its last dimension; "
-            f"got shape {tuple(input.shape)}"
+            f"FoldedLinear: input must have {features} features, its last dimension; got shape "
+            f"{tuple(input.shape)}: reshape it"
         )
     input = autocast(input)
     return _output(input.reshape(-1, features), unit, finish, None).view(*input.shape[:-1], units)

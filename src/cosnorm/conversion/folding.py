@@ -13,7 +13,7 @@ from cosnorm.conversion.layers import (
     TransposedCosineLinear,
     TransposedPearsonLinear,
     check_adapters,
-    computed,
+    odd_weight,
 )
 from cosnorm.conversion.trial import Example, Trial, try_out
 from cosnorm.nn import (
@@ -49,6 +49,7 @@ _TRANSPOSED_CONVS = (
 )
 
 
+@torch.inference_mode(False)  # else nothing could be differentiated through what is made here
 def fold(
     model: nn.Module, *, example: Example | None = None, dtype: torch.dtype | None = None
 ) -> Account:
@@ -152,7 +153,7 @@ def _obstacle(layer: nn.Module, trial: Trial | None) -> str | None:
         return reason
     if trial is not None and layer in trial.read:
         return "other code reads its weight"
-    return computed(layer)
+    return odd_weight(layer)
 
 
 @torch.no_grad()

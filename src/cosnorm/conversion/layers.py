@@ -82,6 +82,11 @@ def check_adapters(model: nn.Module, what: str, remedy: str) -> None:
             )
 
 
+def is_similar(module: nn.Module) -> bool:
+    """Whether a module is one of our layers."""
+    return isinstance(module, CosineLinear | _CosineConv | _CosineConvTranspose)
+
+
 def torch_layer(module: nn.Module) -> type[nn.Module] | None:
     """The layer of torch that a module is, or is a kind of."""
     return next((kind for kind in TORCH_LAYERS if isinstance(module, kind)), None)
@@ -104,13 +109,13 @@ def is_quantised(module: nn.Module) -> bool:
 def obstacle(module: nn.Module, centered: bool) -> str | None:
     """Why a layer can't become a cosine layer; None where it can."""
     kind = torch_layer(module)
-    if isinstance(module, CosineLinear | _CosineConv | _CosineConvTranspose):
+    if is_similar(module):
         return "a cosine layer already"
     if is_quantised(module):
         return "a quantised layer"
     if kind is None and not is_transformers_conv1d(module):
         return "not a linear or convolution layer"
-    return _computes_otherwise(module, kind) or _odd_weight(module) or _too_short(module, centered)
+    return _computes_otherwise(module, kind) or odd_weight(module) or _too_short(module, centered)
 
 
 def _computes_otherwise(module: nn.Module, kind: type[nn.Module] | None) -> str | None:
@@ -160,19 +165,13 @@ def _acts_as_linear(module: nn.Module) -> bool:
     )
 
 
-def computed(module: nn.Module) -> str | None:
-    """Why a layer's weight or bias, made anew in each pass, can't be taken for good."""
+def odd_weight(module: nn.Module) -> str | None:
+    """Why a layer's weight or bias can't be taken for good: made anew in each pass, or odd."""
     for name in ("weight", "bias"):
         if module._parameters.get(name) is None and (
             getattr(module, name, None) is not None or name == "weight"
         ):
             return f"its {name} is not a parameter: a hook or another layer computes it"
-    return None
-
-
-def _odd_weight(module: nn.Module) -> str | None:
-    if reason := computed(module):
-        return reason
     for name in ("weight", "bias"):
         tensor = module._parameters.get(name)
         if tensor is None:

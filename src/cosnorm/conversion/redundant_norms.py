@@ -5,12 +5,14 @@ difference to the converted layers into which alone they go: pearson(a·x + c·1
 and cos(a·x, w) = cos(x, w) for a > 0. The witness is a trace of the model; names are none.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from torch import fx, nn
 
 from cosnorm.conversion.flow import Call, Fact, source, targets
+from cosnorm.conversion.layers import is_similar
 from cosnorm.conversion.norm_kinds import effect, is_even, is_norm, is_plain, width
 from cosnorm.conversion.selection import within
 from cosnorm.conversion.tracing import Part, Reader
@@ -38,7 +40,10 @@ def judge(
     planned: the layers that will be converted, `centered` as Pearson layers. ran: modules that are
     known to run. is_unbiased: whether a layer's bias is zero; None to look at it.
     """
-    norms = {module for module in names.values() if is_norm(module)}
+    modules = set(names.values())
+    norms = {module for module in modules if is_norm(module)}
+    similar = planned | {module for module in modules if is_similar(module)}
+    owners = Counter(id(p) for module in modules for p in module._parameters.values())
     calls: dict[nn.Module, list[Call] | None] = {}  # of each norm; None where there may be others
     for part in reader.parts if norms else ():
         known = part.called or part.module in set(ran)
@@ -48,13 +53,13 @@ def judge(
             if not (known and here):
                 calls[norm] = None
             elif found is not None:
-                found.append(Call(part, node, planned))
+                found.append(Call(part, node, planned, similar))
     read = {norm for part in (reader.parts if norms else ()) for norm in _read_norms(part, norms)}
     elsewhere = Verdict(False, "a normalisation layer whose parameters are used elsewhere too")
     return {
         norm: elsewhere
         if norm in read
-        else _verdict(norm, calls.get(norm), centered, is_unbiased or _is_zero)
+        else _verdict(norm, calls.get(norm), centered, is_unbiased or _is_zero, owners)
         for norm in norms
     }
 
@@ -82,6 +87,7 @@ def _verdict(
     calls: list[Call] | None,
     centered: bool,
     is_unbiased: Callable[[nn.Module], bool],
+    owners: Mapping[int, int],
 ) -> Verdict:
     features = width(norm)
     about = "what it follows" if features is None else "what it follows and goes into"
@@ -96,7 +102,7 @@ def _verdict(
     lists = [found for found in after if isinstance(found, list)]
     if len(lists) == len(calls) and any(lists):
         into = tuple(dict.fromkeys(m for found in lists for m in found))
-        return _before(norm, into, centered, is_unbiased)
+        return _before(norm, into, centered, is_unbiased, owners)
     facts = {*before, *(found for found in after if isinstance(found, Fact))}
     if Fact.CHANGED in facts:
         between = "between it and a converted layer the tensor is changed or used elsewhere"
@@ -121,6 +127,7 @@ def _before(
     layers: tuple[nn.Module, ...],
     centered: bool,
     is_unbiased: Callable[[nn.Module], bool],
+    owners: Mapping[int, int],
 ) -> Verdict:
     """The verdict on a norm whose output goes only into `layers`."""
     into = "goes only into {}, but"
@@ -132,6 +139,8 @@ def _before(
     if not centered and does != "scales":
         return Verdict(False, f"{into} it takes off the mean, which the cosine sees", layers)
     biased = [layer for layer in layers if layer._parameters.get("bias") is not None]
+    if any(owners[id(layer._parameters["bias"])] > 1 for layer in biased):
+        return Verdict(False, f"{into} beside a bias that other modules have too", layers)
     if not all(is_unbiased(layer) for layer in biased):
         return Verdict(False, f"{into} beside a bias, not zero, the length of a row counts", layers)
     same = "makes no difference to {}, into which alone it goes"

@@ -1,5 +1,6 @@
 """Which modules the caller wants skipped, and how names are shown where they fit nothing."""
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -49,11 +50,24 @@ def _matches(names: Mapping[str, nn.Module], item: Skip) -> list[str]:
     if isinstance(item, type):
         return [name for name, module in names.items() if isinstance(module, item)]
     if callable(item) and not isinstance(item, nn.Module):
+        _check_predicate(item)
         return [name for name, module in names.items() if item(name, module)]
     raise TypeError(
         "skip takes names, patterns, module types and predicates (name, module) -> bool; "
         f"got {shown(names, item)}"
     )
+
+
+def _check_predicate(item: Callable[..., Any]) -> None:
+    try:
+        inspect.signature(item).bind("", nn.Identity())
+    except TypeError:
+        raise TypeError(
+            f"a predicate of skip takes (name, module); {_called(item)} does not: write it as "
+            "lambda name, module: …"
+        ) from None
+    except ValueError:  # a builtin that has no signature
+        return
 
 
 def shown(names: Mapping[str, nn.Module], item: Any) -> str:

@@ -5,11 +5,14 @@ input. A module that can't be read so is read in parts: its children, and what i
 """
 
 import copy
+import gc
 import inspect
 import itertools
 import operator
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from inspect import isfunction
 from typing import Any, NamedTuple
@@ -165,6 +168,18 @@ def _refuses(error: Exception) -> bool:
     return refusal and not isinstance(error, TraceError) and "unpack" not in str(error)
 
 
+@contextmanager
+def _all_young() -> Iterator[None]:
+    """What is made inside stays in the youngest generation, which is quick to collect."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class _Tracer(fx.Tracer):
     """Takes the branches in order as `turns` says, and any further one as false."""
 
@@ -173,6 +188,7 @@ class _Tracer(fx.Tracer):
         self.way = way
         self.turns = turns
         self.taken: list[bool] = []
+        self.symbols: weakref.WeakSet[fx.Proxy] = weakref.WeakSet()
 
     def graph_of(self) -> fx.Graph:
         twin = twin_of(self.way.module)
@@ -180,9 +196,20 @@ class _Tracer(fx.Tracer):
             part._forward_hooks.clear()
             part._forward_pre_hooks.clear()
         twin.train(self.way.training)
-        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), _all_young():
             warnings.simplefilter("ignore")
-            return self.trace(twin, concrete_args=dict(self.way.given) or None)
+            graph = self.trace(twin, concrete_args=dict(self.way.given) or None)
+            gc.collect(0)  # frames of the trace hold symbols in cycles
+        self._show_stored(graph)
+        return graph
+
+    def _show_stored(self, graph: fx.Graph) -> None:
+        """A tensor that the model's code has stored (in an attribute, a list, a global) is used by
+        what no trace shows: a call of `id` stands for that. Nothing else keeps a symbol alive.
+        """
+        with graph.inserting_before(next(node for node in graph.nodes if node.op == "output")):
+            for node in {symbol.node for symbol in self.symbols}:
+                graph.call_function(id, (node,))
 
     def turnings(self) -> list[list[bool]]:
         """The ways that branch off from the new part of this one."""
@@ -200,7 +227,9 @@ class _Tracer(fx.Tracer):
         return self.taken[index]
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _Symbol(node, self)
+        symbol = _Symbol(node, self)
+        self.symbols.add(symbol)
+        return symbol
 
     def iter(self, obj: Any) -> Iterator[Any]:
         """Sizes are unpacked as two, though their number is unknown: they are only numbers."""

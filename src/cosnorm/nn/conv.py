@@ -1,7 +1,7 @@
 """Convolutions that measure similarity, plain and transposed, in one, two and three dimensions."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.fx
@@ -16,6 +16,8 @@ from cosnorm.checks import (
     check_dtype,
     check_groups,
     check_margins,
+    check_output_size,
+    check_padding_mode,
     check_tensors,
     conv_padding,
     sizes,
@@ -38,6 +40,7 @@ class _Similarity:
 
     dims: int
     looked_at = False  # whether its weights have been, for a direction
+    padding_modes = get_args(PaddingMode)
 
     def _sizes(self, least: int, **named: Any) -> tuple[tuple[int, ...], ...]:
         """Each argument as a tuple of one int for each dimension, none below `least`."""
@@ -45,9 +48,10 @@ class _Similarity:
         return tuple(tuple(sizes(name, k, v, self.dims, least)) for k, v in named.items())
 
     def _check(
-        self, in_channels: Any, out_channels: Any, groups: Any, bias: Any, dtype: Any
+        self, in_channels: Any, out_channels: Any, groups: Any, bias: Any, dtype: Any, mode: Any
     ) -> None:
         name = type(self).__name__
+        check_padding_mode(name, mode, self.padding_modes)
         check_counts(name, in_channels=in_channels, out_channels=out_channels)
         check_dtype(name, dtype)
         check_bias(name, bias)
@@ -99,7 +103,7 @@ class _CosineConv(_Similarity, _ConvNd):
         learn_scale: LearnScale = False,
         activation: Activation | None = None,
     ) -> None:
-        self._check(in_channels, out_channels, groups, bias, dtype)
+        self._check(in_channels, out_channels, groups, bias, dtype, padding_mode)
         kernel, step, spread = self._sizes(
             1, kernel_size=kernel_size, stride=stride, dilation=dilation
         )
@@ -167,6 +171,8 @@ class _PearsonConv(_CosineConv):
 class _CosineConvTranspose(_Similarity, _ConvTransposeNd):
     """What the layers of one, two and three dimensions have in common."""
 
+    padding_modes = ("zeros",)
+
     def __init__(
         self,
         in_channels: int,
@@ -187,7 +193,7 @@ class _CosineConvTranspose(_Similarity, _ConvTransposeNd):
         learn_scale: LearnScale = False,
         activation: Activation | None = None,
     ) -> None:
-        self._check(in_channels, out_channels, groups, bias, dtype)
+        self._check(in_channels, out_channels, groups, bias, dtype, padding_mode)
         kernel, step, spread = self._sizes(
             1, kernel_size=kernel_size, stride=stride, dilation=dilation
         )
@@ -201,6 +207,8 @@ class _CosineConvTranspose(_Similarity, _ConvTransposeNd):
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         if not torch.compiler.is_compiling() and self.training and not self.looked_at:
             warn_if_dead(self)
+        if output_size is not None:
+            check_output_size(type(self).__name__, self.dims, input, output_size)
         place: Any = (self.stride, self.padding, self.kernel_size, self.dims, self.dilation)
         output_padding = self._output_padding(input, output_size, *place)
         function = getattr(F, f"cosine_conv_transpose{self.dims}d")

@@ -139,6 +139,7 @@ def _product_grads(
     g: Tensor, x: Tensor, kernel: Tensor, geometry: Geometry, need: tuple[bool, bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
     stride, padding, dilation, groups, output_padding = geometry
+    kernel = kernel.contiguous()  # of one channel, strides may say what torch then trips over
     return torch.ops.aten.convolution_backward(
         g, x, kernel, None, stride, padding, dilation, True, output_padding, groups, [*need, False]
     )
