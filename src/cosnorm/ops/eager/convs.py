@@ -101,22 +101,11 @@ def _summed(x: Tensor) -> Tensor:
     return x.squeeze(2) if x.shape[2] == 1 else x.sum(2)
 
 
-def _are_rows(x: Tensor, w: Tensor, spec: Spec) -> bool:
-    """Whether this is a linear layer of single positions, which lie in memory as its rows."""
-    if w[0].numel() > w.shape[1] or spec.groups > 1 or not rows.knows(spec):
-        return False
+def _sees_points(w: Tensor, spec: Spec) -> bool:
+    """Whether fields are the single positions of the input."""
     stride, padding, *_ = spec.geometry or ((), ())
-    if any(padding) or any(step > 1 for step in stride):
-        return False
-    layout = memory_format(x, w)
-    return x.shape[2:].numel() == 1 or (
-        layout != torch.contiguous_format and x.is_contiguous(memory_format=layout)
-    )
-
-
-def _rows(maps: Tensor) -> Tensor:
-    """Of (N, channels, …) the rows of channels; a view where they lie so."""
-    return maps.movedim(1, -1).reshape(-1, maps.shape[1])
+    alone = spec.groups == 1 and w[0].numel() == w.shape[1]
+    return alone and not any(padding) and all(step == 1 for step in stride)
 
 
 def _entries(weight: Tensor, bias: Tensor | None) -> int:
@@ -127,15 +116,9 @@ def forward(
     x: Tensor, w: Tensor, b: Tensor | None, scale: Tensor | None, spec: Spec, keep: bool
 ) -> tuple[Tensor, list[Tensor | None]]:
     """As `steps.forward`."""
-    if _are_rows(x, w, spec):
-        size, layout = (len(x), len(w), *x.shape[2:]), memory_format(x, w)
-        y = torch.empty(size, dtype=x.dtype, memory_format=layout)
-        flat = _rows(x), w.flatten(1)
-        if early.is_shorter(*flat, scale, spec):
-            return y, early.forward(*flat, b, spec, keep, _rows(y))[1]
-        _, kept = rows.forward(*flat, b, scale, spec, keep, _rows(y))
-        return y, [y, *kept[1:]] if keep and spec.act.keeps_output else kept
     rx, mx = _fields(x, w, spec, b is not None)
+    if _sees_points(w, spec) and early.is_shorter(x, w, scale, spec):
+        return early.forward(x, w, b, spec, keep, (rx, mx))
     flat, layout = _in_rows(w), memory_format(x, w)
     if mx is None:
         length = torch.linalg.vector_norm(flat, dim=1)
@@ -193,15 +176,8 @@ def backward(
     spec: Spec,
     need: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    if _are_rows(x, w, spec):
-        flat = _rows(grad), _rows(x), w.flatten(1), b
-        if kept[0] is None:
-            dx, dw, db, dscale = *early.backward(*flat, kept, spec, need), None
-        else:
-            value = kept[0] if kept[0].dim() == 2 else _rows(kept[0])
-            dx, dw, db, dscale = rows.backward(*flat, scale, [value, *kept[1:]], spec, need)
-        dx = None if dx is None else dx.view(len(x), *x.shape[2:], -1).movedim(-1, 1)
-        return dx, None if dw is None else dw.view_as(w), db, dscale
+    if kept[0] is None:
+        return *early.backward(grad, x, w, b, kept, spec, need), None
     value, rx, mx, stats, _ = kept
     assert spec.geometry is not None
     stride, padding, dilation, groups, _ = spec.geometry

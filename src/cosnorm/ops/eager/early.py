@@ -1,30 +1,28 @@
-"""A linear layer whose rows are normalised before its product, in torch.
-
-In bfloat16 under autocast (`spec.is_early`), and on CPUs where it is shorter (`is_shorter`).
+"""A layer of single positions whose rows are normalised before its product, in torch.
 
     x̂ = r_x (x-μx);    y = x̂·v, with a bias + r_x (1-μx) v_b
     dx = r_x (dx₀ - mean(dx₀) - x̂⟨dx₀, x̂⟩), means for Pearson alone;    dv = Σ dy x̂
 
 What is written beside the product is as wide as x. The bias and the bound are one pass over y,
-which a compiler joins with what follows.
+which a compiler joins with what follows. So work linear layers in bfloat16 under autocast
+(`spec.is_early`), and on CPUs linear layers and 1×1 convolutions where it is shorter.
 """
 
 from collections.abc import Sequence
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from cosnorm.ops.eager import boxes, rows
+from cosnorm.ops.eager.products import product, product_grad
 from cosnorm.ops.eager.units import project
-from cosnorm.ops.reference.numerics import weight_stats
+from cosnorm.ops.reference.numerics import per_channel, per_unit, weight_stats
 from cosnorm.ops.spec import Spec, keeps_unit
 
 
 def is_shorter(x: Tensor, weight: Tensor, scale: Tensor | None, spec: Spec) -> bool:
-    """Of layers that `rows` serves, those with fewer numbers in x and in the weights than in y."""
+    """Of layers of single positions, those with fewer numbers in x and in the weights than in y."""
     plain = spec.activation is None and spec.gain == 1 and scale is None
-    return plain and weight.shape[0] > weight.shape[1] and len(x) >= 2 * weight.shape[1]
+    out, entries = weight.shape[:2]
+    return plain and out > entries and x.numel() >= 2 * entries * entries
 
 
 def forward(
@@ -33,21 +31,16 @@ def forward(
     bias: Tensor | None,
     spec: Spec,
     keep: bool,
-    out: Tensor | None = None,
+    fields: tuple[Tensor, Tensor | None],
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """As `steps.forward`, of rows; in place of y it keeps nothing. out: where y goes."""
-    stats = weight_stats(weight, bias, spec.centered)
-    if rows.serves(x, weight, spec):
-        rnorm, mean = rows.input_stats(x, bias is not None, spec.centered)
-    else:
-        rnorm, mean = boxes.fields(x, weight.shape[2:], spec, bias is not None)
+    """As `steps.forward`; in place of y it keeps nothing. fields: (1/|x|, μx), (N, 1, …)."""
+    stats, (rnorm, mean) = weight_stats(weight, bias, spec.centered), fields
     v = _units(weight, stats).to(x.dtype)
-    hat = _rows(x, rnorm, mean).to(x.dtype)
-    y = F.linear(hat, v) if out is None else torch.mm(hat, v.t(), out=out)
+    y = product(_rows(x, rnorm, mean).to(x.dtype), v, None, spec)
     if bias is not None:
-        one, entry = _one(rnorm, mean), _unit_bias(bias, stats)
-        y = torch.addcmul(y.to(rnorm.dtype), one, entry, out=out)
-    y = torch.clamp(y, -1, 1, out=out).to(x.dtype)
+        entry = per_channel(_unit_bias(bias, stats), y)
+        y = y.to(rnorm.dtype).addcmul_(_one(rnorm, mean), entry)
+    y = y.clamp_(-1, 1).to(x.dtype)
     if not keep:
         return y, []
     return y, [None, rnorm, mean, stats, v if keeps_unit(x.dtype, weight) else None]
@@ -66,18 +59,21 @@ def backward(
     _, rnorm, mean, stats, v = kept
     assert rnorm is not None and stats is not None
     hat = _rows(x, rnorm, mean)
-    dx, dw, db = None, None, None
-    if need[1] or need[2]:
-        dv = dy.t() @ hat.to(x.dtype)
-        dvb = None if bias is None else (dy * _one(rnorm, mean)).sum(0)
+    v = _units(weight, stats) if v is None else v
+    units = need[1] or need[2]
+    dx, dv, _ = product_grad(dy, hat.to(x.dtype), v, spec, (need[0], units, False))
+    dw, db, one = None, None, _one(rnorm, mean)
+    if dv is not None:
+        dvb = None
+        if bias is not None:
+            dvb = (dy * one).sum([0, *range(2, dy.dim())])
         dw, db = project(dv, dvb, weight, bias, stats, 1.0, spec)
-    if need[0]:
-        v = _units(weight, stats) if v is None else v
-        dx = (dy @ v).to(rnorm.dtype)
+    if dx is not None:
+        dx = dx.to(rnorm.dtype)
         pull, total = (dx * hat).sum(1, keepdim=True), dx.sum(1, keepdim=True)
         if bias is not None:
-            extra = (dy * _unit_bias(bias, stats)).sum(1, keepdim=True)
-            pull, total = pull + extra * _one(rnorm, mean), total + extra
+            extra = (dy * per_channel(_unit_bias(bias, stats), dy)).sum(1, keepdim=True)
+            pull, total = pull + extra * one, total + extra
         if spec.centered:
             dx.sub_(total / (x.shape[1] + (bias is not None)))
         dx = dx.addcmul_(hat, pull, value=-1).mul_(rnorm).to(x.dtype)
@@ -97,7 +93,7 @@ def _one(rnorm: Tensor, mean: Tensor | None) -> Tensor:
 
 def _units(weight: Tensor, stats: Tensor) -> Tensor:
     """v, in the statistics' dtype; the mean of a cosine's is zero."""
-    rnorm, mean = stats.unsqueeze(2)
+    rnorm, mean = (per_unit(each, weight) for each in stats)
     return (weight.to(stats.dtype) - mean) * rnorm
 
 

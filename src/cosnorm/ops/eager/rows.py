@@ -22,11 +22,7 @@ Stats = tuple[Tensor, Tensor | None]  # 1/|x| and μ
 def serves(input: Tensor, weight: Tensor, spec: Spec) -> bool:
     plain = input.device.type == "cpu" and input.dtype == weight.dtype
     plain = plain and weight.dim() == 2 and input.dtype in (torch.float32, torch.float64)
-    return plain and knows(spec) and not torch.compiler.is_compiling()
-
-
-def knows(spec: Spec) -> bool:
-    return spec.activation in (None, "relu")
+    return plain and spec.activation in (None, "relu") and not torch.compiler.is_compiling()
 
 
 def inverse(norm: Tensor) -> Tensor:
@@ -104,43 +100,29 @@ def _moved(w: Tensor, b: Tensor | None, by: Tensor) -> tuple[Tensor, Tensor | No
 
 
 def forward(
-    x: Tensor,
-    w: Tensor,
-    b: Tensor | None,
-    scale: Tensor | None,
-    spec: Spec,
-    keep: bool,
-    out: Tensor | None = None,
+    x: Tensor, w: Tensor, b: Tensor | None, scale: Tensor | None, spec: Spec, keep: bool
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """As `steps.forward`. out: where y goes."""
+    """As `steps.forward`."""
     rx, mx = input_stats(x, b is not None, spec.centered)
-    relu = spec.activation == "relu"
-    beside = keep and not relu  # c is kept beside y
     if mx is None:
         length = torch.linalg.vector_norm(w, dim=1)
         units = [inverse(length if b is None else torch.hypot(length, b))]
-        z = _product(x, w, b, None if beside else out)
+        z = torch.nn.functional.linear(x, w, b)
     else:
         w, b, units = centred_units(w, b)
-        z = _product(x, w, b, None if beside else out)
+        z = torch.nn.functional.linear(x, w, b)
         z.addcmul_(mx, units[1], value=-(w.shape[1] + (b is not None)))
     z.mul_(rx).mul_(units[0])
-    plain = scale is None and spec.gain == 1
+    plain, relu = scale is None and spec.gain == 1, spec.activation == "relu"
     least = 0 if plain and relu else -1
-    y = torch.clamp(z, least, 1, out=out) if beside else z.clamp_(least, 1)
+    y = z.clamp(least, 1) if keep and not relu else z.clamp_(least, 1)  # c is kept beside y
     if spec.gain != 1:
         y.mul_(spec.gain)
     if scale is not None:
         y.mul_(scale.to(y.dtype))
     if relu and not plain:
         y.relu_()
-    return y, [z if beside else y, rx, mx, torch.stack(units), None] if keep else []
-
-
-def _product(x: Tensor, w: Tensor, b: Tensor | None, out: Tensor | None) -> Tensor:
-    if out is None:
-        return torch.nn.functional.linear(x, w, b)
-    return torch.mm(x, w.t(), out=out) if b is None else torch.addmm(b, x, w.t(), out=out)
+    return y, [y if relu else z, rx, mx, torch.stack(units), None] if keep else []
 
 
 def backward(

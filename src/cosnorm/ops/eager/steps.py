@@ -12,10 +12,10 @@ In float16, unit weights are lifted (see `numerics.lift`), and g is by as much t
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from cosnorm.ops.eager import boxes, convs, early, rows
+from cosnorm.ops.eager.products import product, product_grad
 from cosnorm.ops.eager.units import Unit, project, unit_weight
 from cosnorm.ops.reference.numerics import (
     full_precision,
@@ -25,12 +25,11 @@ from cosnorm.ops.reference.numerics import (
     product_dtype,
     weight_stats,
 )
-from cosnorm.ops.spec import Spec, is_early, keeps_unit, laid, memory_format
+from cosnorm.ops.spec import Spec, is_early, keeps_unit, laid
 
 unsafe_view = (
     torch.ops.aten._unsafe_view.default
 )  # no view: what comes after may change it in place
-_CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
 
 
 def forward(
@@ -45,18 +44,19 @@ def forward(
             return shaped, [shaped if t is y else t for t in kept]
         if rows.serves(input, weight, spec):
             if early.is_shorter(input, weight, scale, spec):
-                y = input.new_empty(len(input), len(weight))
-                return early.forward(input, weight, bias, spec, keep, y)
+                stats = rows.input_stats(input, bias is not None, spec.centered)
+                return early.forward(input, weight, bias, spec, keep, stats)
             return rows.forward(input, weight, bias, scale, spec, keep)
         if convs.serves(input, weight, spec):
             return convs.forward(input, weight, bias, scale, spec, keep)
         if is_early(spec, weight, scale, product_dtype(input)):
-            return early.forward(input, weight, bias, spec, keep)
+            fields = boxes.fields(input, weight.shape[2:], spec, bias is not None)
+            return early.forward(input, weight, bias, spec, keep, fields)
         x = input
         stats = weight_stats(weight, bias, spec.centered)
         unit = unit_weight(weight, bias, stats, spec, product_dtype(input))
         rnorm, mean = boxes.fields(x, weight.shape[2:], spec, bias is not None)
-        z = product(x.to(unit.weight.dtype), unit, spec)
+        z = product(x.to(unit.weight.dtype), unit.weight, unit.bias, spec)
         y, cosine = finish(z, rnorm, mean, stats[0], unit, scale, spec, keep, input.dtype)
         if not keep:
             return y, []
@@ -75,17 +75,8 @@ def infer(
     """y alone, of weights that are units already; total: Σv, for Pearson."""
     unit = Unit(weight, bias, total, False, 1.0)
     rnorm, mean = boxes.fields(input, weight.shape[2:], spec, bias is not None)
-    z = product(input.to(weight.dtype), unit, spec)
+    z = product(input.to(weight.dtype), weight, bias, spec)
     return finish(z, rnorm, mean, rnorm, unit, scale, spec, False, input.dtype)[0]
-
-
-def product(x: Tensor, unit: Unit, spec: Spec) -> Tensor:
-    if spec.geometry is None:
-        return F.linear(x, unit.weight, unit.bias)
-    stride, padding, dilation, groups, _ = spec.geometry
-    none = [0] * len(stride)
-    z = torch.convolution(x, unit.weight, unit.bias, stride, padding, dilation, False, none, groups)
-    return z.contiguous(memory_format=memory_format(x, unit.weight))
 
 
 def finish(
@@ -188,20 +179,6 @@ def start_grad(
     g = d.unflatten(1, (groups, -1)) * rnorm.unsqueeze(2)
     g = g.flatten(1, 2)
     return g * per_channel(wnorm, g) if unit.raw else g, field, dscale
-
-
-def product_grad(
-    g: Tensor, x: Tensor, w: Tensor, spec: Spec, need: Sequence[bool]
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    if spec.geometry is None:
-        dx = g @ w if need[0] else None
-        dw = g.t() @ x if need[1] else None
-        return dx, dw, g.sum(0) if need[2] else None
-    stride, padding, dilation, groups, _ = spec.geometry
-    none, out = [0] * len(stride), [w.shape[0]]
-    return _CONVOLUTION_BACKWARD(
-        g, x, w, out, stride, padding, dilation, False, none, groups, list(need)
-    )
 
 
 def correct(

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from cosnorm.ops.eager import steps
+from cosnorm.ops.eager import products as eager_products
 from cosnorm.ops.reference.numerics import full_precision
 from cosnorm.ops.triton.plan import Plan
 
@@ -51,7 +51,7 @@ def product_grad(
         with full_precision(x):
             return product_grad(plan, g, x.to(plan.dtype), v, fields, units)
     if plan.convolution is not None:
-        dx, dv, _ = steps.product_grad(g, x, v, plan.spec, (fields, units, False))
+        dx, dv, _ = eager_products.product_grad(g, x, v, plan.spec, (fields, units, False))
         if dv is not None and dv.stride() != plan.weight_stride and not plan.lies_as_weight(dv):
             dv = in_rows(dv, plan)
         return dx if dx is None else laid(dx, plan), dv
