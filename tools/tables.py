@@ -155,6 +155,20 @@ def models(*files: str) -> str:
     return "\n".join([*lines, "", f"{told}. {_machine(files)}"])
 
 
+def models_on_cpu(file: str) -> str:
+    """The same where there is no GPU to tell of."""
+    report = _load(file)
+    lines = ["| model | as it is, ms | cosine | pearson |", "|---" * 4 + "|"]
+    for result in report["results"]:
+        found = result["variants"]
+        cells = [result["model"], f"{found['plain']['microseconds'] / 1e3:.0f}"]
+        cells += [_cell(found[name]) for name in ("cosine", "pearson")]
+        lines.append(f"| {' | '.join(cells)} |")
+    first = report["results"][0]
+    told = f"Batches of {first['batch']} images of {first['size']}²; quantiles from 20 % to 80 %"
+    return "\n".join([*lines, "", f"{told}. {_where(report)}."])
+
+
 def _three(found: Mapping[str, Any], key: str, unit: float) -> str:
     return ", ".join(f"{row[key] / unit:.1f}" for row in found.values() if row.get(key))
 
@@ -234,6 +248,7 @@ OURS = ("batch", "cosine", "pearson", "cosine, ones kernel", "pearson, ones kern
 SHORT = ("batch", "batch, compiled", "layer", "weight", *OURS[1:])
 TABLES: dict[str, Callable[[], str]] = {
     "cpu-layers": lambda: layers("cpu/layers.json"),
+    "cpu-models": lambda: models_on_cpu("cpu/models.json"),
     "cpu-memory": lambda: memory("cpu/layers.json"),
     "gpu-short": lambda: layers("h200/layers.json", SHORT),
     "gpu-layers": lambda: layers("h200/layers.json", EAGER),
