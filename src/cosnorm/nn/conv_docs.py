@@ -12,8 +12,8 @@ _CONV = """Stands in for nn.Conv{n}d: y = act(scale · {similarity} of receptive
     zero and is off unless asked for), so its state_dict loads into a layer with the same `bias`.
 
     Args:
-        in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,
-            padding_mode, device, dtype: as nn.Conv{n}d, but no bias unless asked for.
+        in_channels, out_channels, kernel_size, stride, padding, dilation, groups: as nn.Conv{n}d.
+        bias, padding_mode, device, dtype: as nn.Conv{n}d, but no bias unless asked for.
 {centered}        scale: fixed factor, or where a learned one starts (1 if None).
         learn_scale: True for one learned factor, "per_output" for one each.
         activation: None, "relu", "gelu", "silu" or "hardswish", fused.
@@ -32,9 +32,9 @@ _CONV_TRANSPOSE = """Stands in for nn.ConvTranspose{n}d: y = act(scale · {simil
     for), so its state_dict loads into a layer with the same `bias`.
 
     Args:
-        in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias,
-            dilation, padding_mode, device, dtype: as nn.ConvTranspose{n}d, but no bias unless
-            asked for.
+        in_channels, out_channels, kernel_size, stride, padding: as nn.ConvTranspose{n}d.
+        output_padding, groups, dilation, padding_mode, device, dtype: as nn.ConvTranspose{n}d.
+        bias: as nn.ConvTranspose{n}d, but none unless asked for.
 {centered}        scale: fixed factor, or where a learned one starts (1 if None).
         learn_scale: True for one learned factor, "per_output" for one each.
         activation: None, "relu", "gelu", "silu" or "hardswish", fused.
