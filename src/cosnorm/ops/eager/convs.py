@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from cosnorm.ops.eager import boxes, early, rows
+from cosnorm.ops.eager.units import as_weight, in_rows
 from cosnorm.ops.reference.numerics import like_scale, per_channel, per_unit
 from cosnorm.ops.spec import Spec, memory_format
 
@@ -21,7 +22,6 @@ from cosnorm.ops.spec import Spec, memory_format
 # these units meet inputs far from zero.
 _OF_UNITS = 1 / 8
 _PIECE = 1 << 18  # numbers, of which several such pieces lie in a cache
-_LASTS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def serves(input: Tensor, weight: Tensor, spec: Spec) -> bool:
@@ -38,26 +38,6 @@ def _pieces(weight: Tensor, *tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
         return [tensors]
     few = max(1, _PIECE * images // largest)
     return zip(*(t.split(few) for t in tensors), strict=True)
-
-
-def _last(weight: Tensor) -> bool:
-    """Whether weights lie channels last; those of one channel, which lie both ways, do not."""
-    last = _LASTS.get(weight.dim())
-    if last is None or weight.shape[1] == 1:
-        return False
-    return weight.is_contiguous(memory_format=last)
-
-
-def _in_rows(weight: Tensor) -> Tensor:
-    """The weights of each unit in one row, in the order in which they lie in memory."""
-    return (weight.movedim(1, -1) if _last(weight) else weight).flatten(1)
-
-
-def _as_weight(moved: Tensor, weight: Tensor) -> Tensor:
-    """Rows that `_in_rows` has made, and that were changed since, as weights."""
-    if not _last(weight):
-        return moved.view_as(weight)
-    return moved.view(weight.movedim(1, -1).shape).movedim(-1, 1)
 
 
 def _grouped(x: Tensor, groups: int) -> Tensor:
@@ -119,13 +99,13 @@ def forward(
     rx, mx = _fields(x, w, spec, b is not None)
     if _sees_points(w, spec) and early.is_shorter(x, w, scale, spec):
         return early.forward(x, w, b, spec, keep, (rx, mx))
-    flat, layout = _in_rows(w), memory_format(x, w)
+    flat, layout = in_rows(w), memory_format(x, w)
     if mx is None:
         length = torch.linalg.vector_norm(flat, dim=1)
         units = [rows.inverse(length if b is None else torch.hypot(length, b))]
     else:
         moved, b, units = rows.centred_units(flat, b, _OF_UNITS)
-        w = w if moved is flat else _as_weight(moved, w)
+        w = w if moved is flat else as_weight(moved, w)
     assert spec.geometry is not None
     stride, padding, dilation, groups, _ = spec.geometry
     none = [0] * len(stride)

@@ -1,4 +1,4 @@
-"""Weights as a layer multiplies them, and the last step of their gradient."""
+"""Weights as a layer multiplies them and as they lie, and the last step of their gradient."""
 
 from typing import NamedTuple
 
@@ -7,6 +7,8 @@ from torch import Tensor
 
 from cosnorm.ops.reference.numerics import lift, per_unit
 from cosnorm.ops.spec import Spec
+
+_LASTS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 class Unit(NamedTuple):
@@ -72,3 +74,23 @@ def project(
         dw = dw * per_unit(factor, dw)
         db = None if db is None else db * factor
     return dw.to(weight.dtype), None if db is None or bias is None else db.to(bias.dtype)
+
+
+def _last(weight: Tensor) -> bool:
+    """Whether weights lie channels last; those of one channel, which lie both ways, do not."""
+    last = _LASTS.get(weight.dim())
+    if last is None or weight.shape[1] == 1:
+        return False
+    return weight.is_contiguous(memory_format=last)
+
+
+def in_rows(weight: Tensor) -> Tensor:
+    """The weights of each unit in one row, in the order in which they lie in memory."""
+    return (weight.movedim(1, -1) if _last(weight) else weight).flatten(1)
+
+
+def as_weight(moved: Tensor, weight: Tensor) -> Tensor:
+    """Rows that `in_rows` has made, and that were changed since, as weights."""
+    if not _last(weight):
+        return moved.view_as(weight)
+    return moved.view(weight.movedim(1, -1).shape).movedim(-1, 1)
