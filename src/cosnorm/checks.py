@@ -209,15 +209,19 @@ def _check_input(
     """rule: a text that `values` go into when it is told, and not before: torch.compile cannot
     write a number that it leaves open.
     """
-    if input.dim() not in (dims + 1, dims + 2):
-        raise ValueError(
-            f"{name}: input must have {dims + 2} dimensions, or {dims + 1} without a batch, "
-            f"got {tuple(input.shape)}; reshape it to (N, C, …)"
-        )
+    _check_dims(name, dims, input)
     if input.shape[-dims - 1] != channels:
         raise ValueError(
             f"{name}: input has {input.shape[-dims - 1]} channels and {rule.format(*values)} "
             f"{channels}; input is {tuple(input.shape)}: change its channels, weight or groups"
+        )
+
+
+def _check_dims(name: str, dims: int, input: Tensor) -> None:
+    if input.dim() not in (dims + 1, dims + 2):
+        raise ValueError(
+            f"{name}: input must have {dims + 2} dimensions, or {dims + 1} without a batch, "
+            f"got {tuple(input.shape)}; reshape it to (N, C, …)"
         )
 
 
@@ -242,12 +246,8 @@ def check_padding_mode(name: str, mode: Any, known: Sequence[str]) -> None:
 def check_output_size(name: str, dims: int, input: Any, output_size: Any) -> None:
     """What a transposed layer is asked for beside its input; the sizes themselves torch checks."""
     check_kind(name, "input", input)
-    if input.dim() not in (dims + 1, dims + 2):
-        raise ValueError(
-            f"{name}: input must have {dims + 2} dimensions, or {dims + 1} without a batch, "
-            f"got {tuple(input.shape)}; reshape it to (N, C, …)"
-        )
-    lengths = (dims, dims + (input.dim() - dims))
+    _check_dims(name, dims, input)
+    lengths = (dims, input.dim())
     is_right = isinstance(output_size, Sequence) and len(output_size) in lengths
     if not is_right or not all(_is_int(size) for size in output_size):
         raise ValueError(
